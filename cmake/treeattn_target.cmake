@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# What all our targets share. Functions, not interface targets: an installed static library must not drag the name of a
+# private dependency into its CMake package.
+
+# Language level and warnings of a target of ours.
+function(treeattn_compile_defaults target)
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  # Bits must not depend on which products the compiler likes to fuse: where we want an FMA we write it. Never
+  # -ffast-math: it deletes the -inf guard of the merge, and two empty states merge into NaN.
+  target_compile_options(${target} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wconversion>
+    $<$<COMPILE_LANG_AND_ID:CXX,Clang,AppleClang>:-Wno-sign-conversion>  # not part of GCC's -Wconversion
+    # CMake 3.25 does not know that nvcc has C++20, so CUDA_STANDARD would do nothing.
+    $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --fmad=false -Xcompiler=-ffp-contract=off,-Wall,-Wextra,-Wshadow>)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    # GCC bug 105651: `"text" + std::string()` warns at -O3.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+  endif()
+  if(TREEATTN_WERROR)
+    target_compile_options(${target} PRIVATE
+      $<$<COMPILE_LANGUAGE:CXX>:-Werror>
+      $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Werror>)
+  endif()
+endfunction()
+
+# treeattn_use_headers(target folder...): lets a target include header-only libraries (hwy, fmt, CLI, nlohmann).
+# They may sit in /usr/include, which must never be on a cross compiler's include path, so each is linked into a folder
+# of its own in the build tree and that folder is used.
+function(treeattn_use_headers target)
+  set(header_hwy highway.h)
+  set(header_fmt format.h)
+  set(header_CLI CLI.hpp)
+  set(header_nlohmann json.hpp)
+  set(package_hwy libhwy-dev)
+  set(package_fmt libfmt-dev)
+  set(package_CLI libcli11-dev)
+  set(package_nlohmann nlohmann-json3-dev)
+  foreach(name IN LISTS ARGN)
+    # Headers do not depend on the processor: looked for outside the cross root too.
+    find_path(TREEATTN_${name}_INCLUDE_DIR ${name}/${header_${name}} PATHS /usr/include /usr/local/include
+      NO_CMAKE_FIND_ROOT_PATH)
+    mark_as_advanced(TREEATTN_${name}_INCLUDE_DIR)
+    if(NOT TREEATTN_${name}_INCLUDE_DIR)
+      message(FATAL_ERROR "${name}/${header_${name}} not found. Debian package: ${package_${name}}; elsewhere set "
+        "TREEATTN_${name}_INCLUDE_DIR to the folder that holds ${name}/.")
+    endif()
+    set(folder ${treeattn_BINARY_DIR}/headers/${name})
+    file(MAKE_DIRECTORY ${folder})
+    file(CREATE_LINK ${TREEATTN_${name}_INCLUDE_DIR}/${name} ${folder}/${name} SYMBOLIC)
+    target_include_directories(${target} SYSTEM PRIVATE ${folder})
+    if(name STREQUAL "fmt")
+      target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY)
+    endif()
+  endforeach()
+endfunction()

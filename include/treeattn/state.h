@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mergeable state of attention over a set of keys, as packed rows of floats.
+//
+// A row is [m_log2, l, o[0] ... o[v_dim - 1]]: the largest logit in log2 units, the sum of 2^(logit - m_log2), and the
+// unnormalised sum of 2^(logit - m_log2) * v. Rows of disjoint key sets merge into the row of their union. The
+// identity, the state of no keys, is (-inf, 0, 0 ...).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace treeattn {
+
+// Floats of one packed row: v_dim + 2.
+constexpr std::size_t state_floats(std::int64_t v_dim) { return static_cast<std::size_t>(v_dim) + 2; }
+
+// Makes every row the identity. Requires states.size() to be a multiple of state_floats(v_dim).
+void identity_states(std::span<float> states, std::int64_t v_dim);
+
+// lower[i] = merge(lower[i], higher[i]), row by row. The order matters for the bits, not for the value: pass the state
+// that comes first in the reduction tree as `lower`. Requires equal sizes, a multiple of state_floats(v_dim).
+void merge_states(std::span<float> lower, std::span<const float> higher, std::int64_t v_dim);
+
+// out [rows, v_dim] = o / l and, unless empty, lse [rows] = ln(2) * m_log2 + ln(l). The identity gives (0, -inf).
+// sinks, unless empty, holds `heads` logits (natural units); row r gets sinks[r % heads]. `out` may not overlap states.
+void finalize_states(std::span<const float> states, std::int64_t v_dim, std::span<const float> sinks,
+                     std::span<float> out, std::span<float> lse);
+
+}  // namespace treeattn

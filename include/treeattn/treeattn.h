@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything at once.
+#pragma once
+
+#include "treeattn/attention.h"
+#include "treeattn/dtype.h"
+#include "treeattn/energy.h"
+#include "treeattn/error.h"
+#include "treeattn/state.h"
+#include "treeattn/thread_pool.h"
+#include "treeattn/version.h"
+#include "treeattn/views.h"

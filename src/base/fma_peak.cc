@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds a burst long enough that starting the threads does not count, then takes the best of a few.
+#include "base/fma_peak.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <vector>
+
+namespace treeattn::base {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+double fma_peak_gflops(ThreadPool& pool, const std::function<double(long iterations)>& burst, int repeats) {
+  constexpr double kLongEnough = 0.02;  // seconds: a thousand times a wake-up
+  constexpr long kMostIterations = 1L << 30;
+  long iterations = 1024;
+  for (; iterations < kMostIterations; iterations *= 2) {
+    const auto start = std::chrono::steady_clock::now();
+    burst(iterations);
+    if (seconds_since(start) >= kLongEnough) break;
+  }
+
+  const auto threads = static_cast<std::size_t>(pool.size());
+  std::vector<double> done(threads);
+  double best = 0;
+  for (int repeat = 0; repeat < std::max(repeats, 1); ++repeat) {
+    const auto start = std::chrono::steady_clock::now();
+    pool.run(threads, [&](std::size_t task, int) { done[task] = burst(iterations); });
+    const double took = seconds_since(start);
+    double operations = 0;
+    for (const double part : done) operations += part;
+    best = std::max(best, operations / took * 1e-9);
+  }
+  return best;
+}
+
+}  // namespace treeattn::base

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Facts about this machine, read from the kernel's own tables: processor, cores, caches, memory.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace treeattn::base {
+
+// Sizes in bytes; 0 where the kernel does not say.
+struct Machine {
+  std::string cpu_model;         // e.g. "Neoverse-V1"
+  std::string architecture;      // e.g. "aarch64"
+  int logical_cores = 0;         // online in the machine
+  int usable_cores = 0;          // in this process's affinity mask
+  std::size_t l1d_bytes = 0;     // of one core
+  std::size_t l2_bytes = 0;      // one instance
+  std::size_t l3_bytes = 0;      // one instance
+  std::size_t memory_bytes = 0;  // in the machine
+  std::size_t page_bytes = 0;
+
+  // The largest cache known: what a buffer must exceed to be read from memory.
+  std::size_t last_cache_bytes() const;
+};
+
+Machine read_machine();
+
+// Memory that can be allocated now without swapping: MemAvailable, or less where a control group sets a limit. It
+// changes all the time, so it is not part of Machine. 0 where the kernel does not say.
+std::size_t available_memory();
+
+// The processors in the calling thread's affinity mask, ordered so that the first n lie on as many different physical
+// cores as possible. Empty where the system has no such mask.
+std::vector<int> usable_processors();
+
+// "0-3,8,10-11" -> {0, 1, 2, 3, 8, 10, 11}. Stops at the first character that does not fit.
+std::vector<int> parse_processor_list(const std::string& text);
+
+}  // namespace treeattn::base

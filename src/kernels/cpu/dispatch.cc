@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/dispatch.h"
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "kernels/cpu/cpu_features.h"
+#include "kernels/cpu/targets.h"
+#include "treeattn/error.h"
+
+namespace treeattn::kernels {
+namespace {
+
+// The NEON table with the entries that newer instructions improve.
+const CpuTarget* neon_bf16_target(const CpuTarget& neon) {
+  static const CpuTarget target = [&] {
+    CpuTarget improved = neon;
+    improved.name = "NEON_BF16";
+    improved.supported = has_neon_bf16;
+    improved.plain = &neon;
+    use_neon_bf16(improved);
+    return improved;
+  }();
+  return &target;
+}
+
+std::vector<const CpuTarget*> find_usable() {
+  std::vector<const CpuTarget*> usable;
+  for (const CpuTarget* target : highway_targets()) {
+    if (!target->supported()) continue;
+    if (std::string_view(target->name) == "NEON" && has_neon_bf16()) {
+      // Ahead of SVE: its matrix instructions beat what Highway makes of SVE here.
+      usable.insert(usable.begin(), neon_bf16_target(*target));
+    }
+    usable.push_back(target);
+  }
+  return usable;
+}
+
+}  // namespace
+
+std::span<const CpuTarget* const> cpu_targets() {
+  static const std::vector<const CpuTarget*> targets = find_usable();
+  return targets;
+}
+
+const CpuTarget& find_target(std::string_view name) {
+  std::string accepted;
+  for (const CpuTarget* target : cpu_targets()) {
+    if (name == target->name) return *target;
+    accepted += accepted.empty() ? target->name : fmt::format(", {}", target->name);
+  }
+  throw Unavailable(fmt::format("instruction set \"{}\" is not available here; accepted: {}", name, accepted));
+}
+
+const CpuTarget& active_target() {
+  const char* forced = std::getenv("TREEATTN_ISA");
+  return forced && *forced ? find_target(forced) : *cpu_targets().front();
+}
+
+ErrorModel error_model(const CpuTarget& target, const Problem& problem) {
+  const TileOps& k = target.ops[static_cast<int>(problem.k.dtype)];
+  const TileOps& v = target.ops[static_cast<int>(problem.v.dtype)];
+  ErrorModel model;
+  model.unit_roundoff = k.unit_roundoff > v.unit_roundoff ? k.unit_roundoff : v.unit_roundoff;
+  model.weight_error = 0x1p-22 + v.weight_error;
+  model.serial_terms = kTileTokens;
+  return model;
+}
+
+double fma_burst(const CpuTarget& target, long iterations) { return target.fma_burst(iterations); }
+
+}  // namespace treeattn::kernels

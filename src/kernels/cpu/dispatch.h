@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU backend: which instruction sets are compiled in, which one to use, and attention on one of them.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "kernels/cpu/tile_ops.h"
+#include "kernels/problem.h"
+#include "kernels/reference/reference.h"
+#include "treeattn/thread_pool.h"
+
+namespace treeattn::kernels {
+
+// What this processor can run of what is compiled in, best first; never empty.
+std::span<const CpuTarget* const> cpu_targets();
+
+// By name, or the best one. Throws Unavailable, naming what is accepted.
+const CpuTarget& find_target(std::string_view name);
+// The best one, or what TREEATTN_ISA names.
+const CpuTarget& active_target();
+
+// One packed state per (batch, query, head), in the canonical order's bits whatever the pool.
+void attention_states_on(const CpuTarget& target, const Problem& problem, float* states, ThreadPool& pool);
+
+// Bytes attention_states_on allocates for this problem: nothing in it grows with the number of keys.
+std::size_t workspace_bytes(const CpuTarget& target, const Problem& problem, int threads);
+
+// What the error bound has to know of a target.
+ErrorModel error_model(const CpuTarget& target, const Problem& problem);
+
+// Runs float32 multiply-adds at full rate on the calling thread; returns the flops done.
+double fma_burst(const CpuTarget& target, long iterations);
+
+}  // namespace treeattn::kernels

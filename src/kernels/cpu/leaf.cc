@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/leaf.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "merge/rows.h"
+#include "treeattn/state.h"
+
+namespace treeattn::kernels {
+namespace {
+
+constexpr float kLog2E = 0x1.715476p+0f;
+// Sequential streams a chunk is read in (load_tile).
+constexpr int kStreams = 4;
+
+// Hands out aligned pieces of one allocation; a first pass with no memory adds up the sizes.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(std::int64_t count) {
+    std::byte* piece = base_ ? base_ + used_ : nullptr;
+    used_ += (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    return reinterpret_cast<T*>(piece);
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::size_t used_ = 0;
+};
+
+int to_int(std::int64_t x) { return static_cast<int>(x); }
+
+const TileOps& ops_of(const CpuTarget& target, DType dtype) { return target.ops[static_cast<int>(dtype)]; }
+
+bool all_finite(const float* x, std::int64_t count) {
+  return std::all_of(x, x + count, [](float value) { return std::isfinite(value); });
+}
+
+}  // namespace
+
+KeyRange Unit::visible(const Problem& p) const {
+  KeyRange all = p.visible(batch, query0);
+  for (std::int64_t i = 1; i < queries; ++i) {
+    const KeyRange one = p.visible(batch, query0 + i);
+    if (one.empty()) continue;
+    all = all.empty() ? one : KeyRange{std::min(all.begin, one.begin), std::max(all.end, one.end)};
+  }
+  return all;
+}
+
+std::int64_t Unit::global_row(const Problem& p, std::int64_t row) const {
+  const std::int64_t group = p.group();
+  const std::int64_t head = head0 + row / (queries * group);
+  const std::int64_t query = query0 + row / group % queries;
+  return (batch * p.q.queries + query) * p.q.heads + head * group + row % group;
+}
+
+KeyRange keys_in_chunk(const Problem& problem, const KeyRange& visible, std::int64_t chunk) {
+  const std::int64_t begin = chunk * problem.order.chunk_tokens - problem.first_key;
+  return {std::max(visible.begin, begin), std::min(visible.end, begin + problem.order.chunk_tokens)};
+}
+
+// Up to kTileTokens keys and values: where their rows for the unit's first head lie, in the order they are worked on.
+struct LeafWorker::Tile {
+  const std::byte* k[kTileTokens];
+  const std::byte* v[kTileTokens];
+  const float* k_scale[kTileTokens];
+  const float* v_scale[kTileTokens];
+  std::int64_t first = 0;   // local index of its first key
+  int tokens = 0;
+  bool any_hidden = false;  // some weight is 0
+};
+
+LeafWorker::LeafWorker(const CpuTarget& target, const Problem& problem, std::int64_t max_heads, std::int64_t max_rows)
+    : target_(target),
+      problem_(problem),
+      k_ops_(ops_of(target, max_rows / max_heads >= kPromoteFromRows ? DType::kFloat32 : problem.k.dtype)),
+      v_ops_(ops_of(target, max_rows / max_heads >= kPromoteFromRows ? DType::kFloat32 : problem.v.dtype)),
+      promote_(max_rows / max_heads >= kPromoteFromRows),
+      max_heads_(max_heads),
+      max_rows_(max_rows) {
+  const std::int64_t head_rows = max_rows / max_heads;
+  const std::int64_t k_dim = problem.k.head_dim;
+  const std::int64_t v_dim = problem.v.head_dim;
+  packed_query_bytes_ = k_ops_.packed_query_bytes(to_int(head_rows), to_int(k_dim));
+  packed_query_bytes_ = (packed_query_bytes_ + 63) / 64 * 64;
+  sum_floats_ = v_ops_.sum_floats(to_int(v_dim));
+  const auto carve = [&](Carver carver) {
+    q_packed_ = carver.take<std::byte>(max_heads * static_cast<std::int64_t>(packed_query_bytes_));
+    q_rows_ = carver.take<float>(head_rows * k_dim);
+    m_log2_ = carver.take<float>(max_rows);
+    l_ = carver.take<float>(max_rows);
+    o_ = carver.take<float>(max_rows * sum_floats_);
+    logits_ = carver.take<float>(max_rows * kTileTokens);
+    shrink_ = carver.take<float>(max_rows);
+    slopes_ = carver.take<float>(max_rows);
+    distance_ = carver.take<float>(head_rows);
+    k_scales_ = carver.take<float>(kTileTokens);
+    v_scales_ = carver.take<float>(kTileTokens);
+    promoted_ = carver.take<float>(promote_ ? kTileTokens * std::max(k_dim, v_dim) : 0);
+    begin_ = carver.take<std::int32_t>(head_rows);
+    end_ = carver.take<std::int32_t>(head_rows);
+    return carver.used();
+  };
+  scratch_ = base::Buffer(carve(Carver(nullptr)));
+  carve(Carver(scratch_.as<std::byte>()));
+  // Vectors may run past a short tile's tokens; what they read there is masked, but it must be a number.
+  std::fill(k_scales_, k_scales_ + kTileTokens, 0.0f);
+  std::fill(v_scales_, v_scales_ + kTileTokens, 0.0f);
+  std::fill(logits_, logits_ + max_rows * kTileTokens, 0.0f);
+}
+
+void LeafWorker::begin_unit(const Unit& unit) {
+  if (unit == unit_) return;
+  unit_ = unit;
+  seen_by_all_ = problem_.visible(unit.batch, unit.query0);
+  for (std::int64_t q = 1; q < unit.queries; ++q) {
+    const KeyRange seen = problem_.visible(unit.batch, unit.query0 + q);
+    seen_by_all_ = {std::max(seen_by_all_.begin, seen.begin), std::min(seen_by_all_.end, seen.end)};
+  }
+  rows_ = to_int(unit.rows_per_head(problem_));
+  const std::int64_t group = problem_.group();
+  const std::int64_t dim = problem_.q.head_dim;
+  for (std::int64_t h = 0; h < unit.heads; ++h) {
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      const std::int64_t head = (unit.head0 + h) * group + r % group;
+      const std::byte* row = query_row(problem_.q, unit.batch, unit.query0 + r / group, head);
+      ops_of(target_, problem_.q.dtype).promote({&row, 0}, 1, to_int(dim), q_rows_ + r * dim);
+      if (!problem_.alibi_slopes.empty()) {
+        slopes_[h * rows_ + r] = problem_.alibi_slopes[static_cast<std::size_t>(head)] * kLog2E;
+      }
+    }
+    k_ops_.pack_queries(q_rows_, problem_.q.dtype, rows_, to_int(dim),
+                        q_packed_ + static_cast<std::size_t>(h) * packed_query_bytes_);
+  }
+}
+
+void LeafWorker::leaf(int branch, float* states) {
+  const std::int64_t rows = unit_.rows(problem_);
+  const std::int64_t v_dim = problem_.v.head_dim;
+  std::fill(m_log2_, m_log2_ + rows, merge::kEmptyMax);
+  std::fill(l_, l_ + rows, 0.0f);
+  std::fill(o_, o_ + rows * sum_floats_, 0.0f);
+
+  Tile tile;
+  for_each_tile(branch, [&](const KeyRange& chunk, const KeyRange& keys) {
+    load_tile(chunk, keys, tile);
+    score_keys(tile);
+    mask_rows(tile);
+    for (std::int64_t h = 0; h < unit_.heads; ++h) weigh(tile, h);
+    sum_values(tile);
+  });
+
+  const std::int64_t row_floats = static_cast<std::int64_t>(state_floats(v_dim));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* state = states + r * row_floats;
+    state[0] = m_log2_[r];
+    state[1] = l_[r];
+    v_ops_.unpack_sums(o_ + r * sum_floats_, to_int(v_dim), state + 2);
+  }
+  if (target_.plain && !sums_finite(states, rows)) {
+    if (!plain_) plain_ = std::make_unique<LeafWorker>(*target_.plain, problem_, max_heads_, max_rows_);
+    plain_->begin_unit(unit_);
+    plain_->leaf(branch, states);
+  }
+}
+
+bool LeafWorker::sums_finite(const float* states, std::int64_t rows) const {
+  const std::int64_t row_floats = static_cast<std::int64_t>(state_floats(problem_.v.head_dim));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (!all_finite(states + r * row_floats + 1, row_floats - 1)) return false;
+  }
+  return true;
+}
+
+// Calls body(keys of the chunk, keys of the tile) for the branch's visible keys in order. Tiles lie on the grid of global
+// positions, so a growing or sliding range never moves their boundaries.
+template <class Body>
+void LeafWorker::for_each_tile(int branch, const Body& body) const {
+  const KeyRange visible = unit_.visible(problem_);
+  if (visible.empty()) return;
+  const plan::TreeOrder& order = problem_.order;
+  const std::int64_t last = order.chunk_of(problem_.first_key + visible.end - 1);
+  for (std::int64_t chunk = plan::first_chunk_of(order, branch, problem_.first_key + visible.begin); chunk <= last;
+       chunk += order.branches) {
+    const KeyRange keys = keys_in_chunk(problem_, visible, chunk);
+    for (std::int64_t key = keys.begin; key < keys.end;) {
+      const std::int64_t to_grid = kTileTokens - (problem_.first_key + key) % kTileTokens;
+      const std::int64_t end = std::min(keys.end, key + to_grid);
+      body(keys, KeyRange{key, end});
+      key = end;
+    }
+  }
+}
+
+// A whole chunk that every row sees whole is read as kStreams sequential streams side by side: tile i takes the i-th
+// part of each stream, and neighbours in the tile come from different streams. Memory delivers a fifth more that way
+// than to one stream. Where masks or positions matter, the order is the natural one.
+void LeafWorker::load_tile(const KeyRange& chunk, const KeyRange& keys, Tile& tile) const {
+  tile.first = keys.begin;
+  tile.tokens = to_int(keys.end - keys.begin);
+  tile.any_hidden = false;
+  const bool whole = chunk.end - chunk.begin == problem_.order.chunk_tokens && chunk.begin >= seen_by_all_.begin &&
+                     chunk.end <= seen_by_all_.end && problem_.alibi_slopes.empty();
+  const std::int64_t stream = problem_.order.chunk_tokens / kStreams;
+  const std::int64_t stream0 = chunk.begin + (keys.begin - chunk.begin) / kStreams;
+  for (int t = 0; t < tile.tokens; ++t) {
+    const std::int64_t key = whole ? stream0 + t % kStreams * stream + t / kStreams : keys.begin + t;
+    tile.k[t] = kv_row(problem_.k, unit_.batch, key, unit_.head0);
+    tile.v[t] = kv_row(problem_.v, unit_.batch, key, unit_.head0);
+    if (problem_.k.scales) tile.k_scale[t] = kv_scale_address(problem_.k, unit_.batch, key, unit_.head0);
+    if (problem_.v.scales) tile.v_scale[t] = kv_scale_address(problem_.v, unit_.batch, key, unit_.head0);
+  }
+  for (int t = tile.tokens; t % kTokenBlock != 0; ++t) {
+    tile.k[t] = tile.k[t - 1];
+    tile.v[t] = tile.v[t - 1];
+  }
+}
+
+void LeafWorker::score_keys(const Tile& tile) {
+  DotArgs args;
+  args.q = q_packed_;
+  args.q_head_bytes = packed_query_bytes_;
+  args.heads = to_int(unit_.heads);
+  args.rows = rows_;
+  args.dim = to_int(problem_.k.head_dim);
+  args.tokens = tile.tokens;
+  args.k = rows_of(problem_.k, tile.k);
+  args.logits = logits_;
+  const std::byte* promoted[kTileTokens];
+  if (promote_) args.k = promote(problem_.k, args.k, args.tokens, promoted);
+  k_ops_.dot(args);
+}
+
+void LeafWorker::sum_values(const Tile& tile) {
+  AccumulateArgs args;
+  args.weights = logits_;
+  args.shrink = shrink_;
+  args.heads = to_int(unit_.heads);
+  args.rows = rows_;
+  args.dim = to_int(problem_.v.head_dim);
+  args.tokens = tile.tokens;
+  args.v = rows_of(problem_.v, tile.v);
+  args.o = o_;
+  const std::byte* promoted[kTileTokens];
+  if (promote_) args.v = promote(problem_.v, args.v, args.tokens, promoted);
+  if (tile.any_hidden) {
+    accumulate_visible(args);
+  } else {
+    v_ops_.accumulate(args);
+  }
+}
+
+TileRows LeafWorker::rows_of(const KvView& view, const std::byte* const* rows) const {
+  return {rows, view.head_stride * static_cast<std::int64_t>(dtype_size(view.dtype))};
+}
+
+// Many rows share one head (attention_cpu.cc gives such units no second one): its rows become float32 once for all.
+TileRows LeafWorker::promote(const KvView& view, const TileRows& from, int tokens, const std::byte** table) {
+  if (view.dtype == DType::kFloat32) return from;
+  const int dim = to_int(view.head_dim);
+  ops_of(target_, view.dtype).promote(from, tokens, dim, promoted_);
+  for (int t = 0; t < kTileTokens; ++t) {
+    table[t] = reinterpret_cast<const std::byte*>(promoted_ + std::min(t, tokens - 1) * dim);
+  }
+  return {table, 0};
+}
+
+// Which tokens of the tile each row sees, and how far they are, where masks or ALiBi need it.
+void LeafWorker::mask_rows(const Tile& tile) {
+  masked_ = false;
+  const std::int64_t group = problem_.group();
+  for (std::int64_t q = 0; q < unit_.queries; ++q) {
+    const KeyRange seen = problem_.visible(unit_.batch, unit_.query0 + q);
+    const int begin = to_int(std::clamp<std::int64_t>(seen.begin - tile.first, 0, tile.tokens));
+    const int end = std::max(begin, to_int(std::clamp<std::int64_t>(seen.end - tile.first, 0, tile.tokens)));
+    masked_ |= begin > 0 || end < tile.tokens;
+    const std::int64_t position = problem_.first_query[static_cast<std::size_t>(unit_.batch)] + unit_.query0 + q;
+    const float distance = static_cast<float>(problem_.first_key + tile.first - position);
+    for (std::int64_t r = q * group; r < (q + 1) * group; ++r) {
+      begin_[r] = begin;
+      end_[r] = end;
+      distance_[r] = distance;
+    }
+  }
+}
+
+// The logits of one head become weights.
+void LeafWorker::weigh(Tile& tile, std::int64_t h) {
+  SoftmaxArgs softmax;
+  softmax.logits = logits_ + h * rows_ * kTileTokens;
+  softmax.rows = rows_;
+  softmax.tokens = tile.tokens;
+  softmax.factor = problem_.softcap > 0 ? problem_.scale / problem_.softcap : problem_.scale * kLog2E;
+  softmax.cap_log2 = problem_.softcap * kLog2E;
+  const auto gather = [&](const float* const* from, std::int64_t stride, float* to) {
+    for (int t = 0; t < tile.tokens; ++t) to[t] = from[t][h * stride];
+    return to;
+  };
+  if (problem_.k.scales) softmax.key_scales = gather(tile.k_scale, problem_.k.scale_head_stride, k_scales_);
+  if (problem_.v.scales) softmax.value_scales = gather(tile.v_scale, problem_.v.scale_head_stride, v_scales_);
+  if (!problem_.alibi_slopes.empty()) {
+    softmax.slopes_log2 = slopes_ + h * rows_;
+    softmax.distance = distance_;
+  }
+  if (masked_) {
+    softmax.begin = begin_;
+    softmax.end = end_;
+  }
+  softmax.m_log2 = m_log2_ + h * rows_;
+  softmax.l = l_ + h * rows_;
+  softmax.shrink = shrink_ + h * rows_;
+  softmax.any_hidden = &tile.any_hidden;
+  target_.softmax(softmax);
+}
+
+// Some weights are 0 because the key is hidden. 0 * v is 0 unless v is NaN or infinite: only then each row takes its
+// visible tokens one run at a time, so that a hidden value cannot show.
+void LeafWorker::accumulate_visible(const AccumulateArgs& args) {
+  const TileOps& promote_ops = ops_of(target_, promote_ ? DType::kFloat32 : problem_.v.dtype);
+  const auto weights_of = [&](int h, int r) { return args.weights + (h * args.rows + r) * kTileTokens; };
+  bool finite = true;
+  for (int h = 0; h < args.heads && finite; ++h) {
+    for (int t = 0; t < args.tokens && finite; ++t) {
+      bool hidden = false;
+      for (int r = 0; r < args.rows && !hidden; ++r) hidden = weights_of(h, r)[t] == 0.0f;
+      if (!hidden) continue;
+      float values[kMaxHeadDim];
+      const std::byte* row = args.v.rows[t] + h * args.v.head_bytes;
+      promote_ops.promote({&row, 0}, 1, args.dim, values);
+      finite = all_finite(values, args.dim);
+    }
+  }
+  if (finite) return v_ops_.accumulate(args);
+
+  for (int i = 0; i < args.heads * args.rows; ++i) {
+    const float* weights = args.weights + i * kTileTokens;
+    const std::byte* rows[kTileTokens];
+    for (int t = 0; t < args.tokens; ++t) rows[t] = args.v.rows[t] + i / args.rows * args.v.head_bytes;
+    float shrink = args.shrink[i];
+    AccumulateArgs run = args;
+    run.heads = 1;
+    run.rows = 1;
+    run.shrink = &shrink;
+    run.o = args.o + i * sum_floats_;
+    for (int t = 0; t < args.tokens;) {
+      int end = t;
+      while (end < args.tokens && weights[end] != 0.0f) ++end;
+      run.weights = weights + t;
+      run.v = {rows + t, 0};
+      run.tokens = end - t;
+      v_ops_.accumulate(run);
+      shrink = 1.0f;
+      t = end + 1;
+    }
+  }
+}
+
+}  // namespace treeattn::kernels

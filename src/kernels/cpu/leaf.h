@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// One leaf of the tree on the CPU: the states that the keys of one branch give to a unit of query rows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "base/buffer.h"
+#include "kernels/cpu/tile_ops.h"
+#include "kernels/problem.h"
+
+namespace treeattn::kernels {
+
+// From this many rows per head on, a unit must have one head only: its tiles are converted to float32 once for all rows.
+inline constexpr std::int64_t kPromoteFromRows = 24;
+
+// What is worked on together: the rows of some queries of one sequence, for some KV heads. Each key row is read once for
+// all query rows that share its head. Row order: (head, query, query head in the group).
+struct Unit {
+  std::int64_t batch = 0;
+  std::int64_t head0 = 0;
+  std::int64_t heads = 0;  // KV heads
+  std::int64_t query0 = 0;
+  std::int64_t queries = 0;
+
+  bool operator==(const Unit&) const = default;
+  std::int64_t rows_per_head(const Problem& p) const { return queries * p.group(); }
+  std::int64_t rows(const Problem& p) const { return heads * rows_per_head(p); }
+  // The keys that any query of the unit sees.
+  KeyRange visible(const Problem& p) const;
+  // Index of a row of the unit among all rows [batch, queries, heads].
+  std::int64_t global_row(const Problem& p, std::int64_t row) const;
+};
+
+// The part of the unit's keys that lies in chunk `chunk` of the canonical order, as local key indices.
+KeyRange keys_in_chunk(const Problem& problem, const KeyRange& visible, std::int64_t chunk);
+
+// Computes leaves with one thread's scratch memory, which is sized once and does not depend on the number of keys.
+class LeafWorker {
+ public:
+  // Requires every unit given to it to have at most max_heads heads and max_rows rows.
+  LeafWorker(const CpuTarget& target, const Problem& problem, std::int64_t max_heads, std::int64_t max_rows);
+
+  // Loads the unit's queries; the leaves that follow are for this unit.
+  void begin_unit(const Unit& unit);
+  // states [unit rows, v_dim + 2]: the state of all visible keys of `branch`, folded chunk by chunk in order.
+  void leaf(int branch, float* states);
+
+  std::size_t bytes() const { return scratch_.bytes(); }
+
+ private:
+  struct Tile;
+  template <class Body>
+  void for_each_tile(int branch, const Body& body) const;
+  void load_tile(const KeyRange& chunk, const KeyRange& keys, Tile& tile) const;
+  void score_keys(const Tile& tile);
+  void sum_values(const Tile& tile);
+  TileRows rows_of(const KvView& view, const std::byte* const* rows) const;
+  TileRows promote(const KvView& view, const TileRows& from, int tokens, const std::byte** table);
+  void weigh(Tile& tile, std::int64_t head);
+  void mask_rows(const Tile& tile);
+  void accumulate_visible(const AccumulateArgs& args);
+  bool sums_finite(const float* states, std::int64_t rows) const;
+
+  const CpuTarget& target_;
+  const Problem& problem_;
+  const TileOps& k_ops_;
+  const TileOps& v_ops_;
+  const bool promote_;  // many rows share a tile: convert it to float32 once
+  const std::int64_t max_heads_;
+  const std::int64_t max_rows_;
+  std::unique_ptr<LeafWorker> plain_;  // made when a leaf is not finite
+  Unit unit_;
+  KeyRange seen_by_all_;  // keys that every query of the unit sees
+  int rows_ = 0;        // per head
+  int sum_floats_ = 0;  // of one row of o_
+
+  base::Buffer scratch_;
+  std::byte* q_packed_ = nullptr;  // [heads] of packed_query_bytes_
+  std::size_t packed_query_bytes_ = 0;
+  float* q_rows_ = nullptr;       // [rows per head, head_dim]
+  float* m_log2_ = nullptr;       // [rows]
+  float* l_ = nullptr;            // [rows]
+  float* o_ = nullptr;            // [rows, sum_floats_]
+  float* logits_ = nullptr;       // [rows, kTileTokens], then weights
+  float* shrink_ = nullptr;       // [rows]
+  float* slopes_ = nullptr;       // [rows] log2 units
+  float* distance_ = nullptr;     // [rows per head]
+  float* k_scales_ = nullptr;     // [kTileTokens]
+  float* v_scales_ = nullptr;     // [kTileTokens]
+  float* promoted_ = nullptr;     // [kTileTokens, head_dim or v_dim]
+  std::int32_t* begin_ = nullptr;  // [rows per head]
+  std::int32_t* end_ = nullptr;    // [rows per head]
+  bool masked_ = false;
+};
+
+}  // namespace treeattn::kernels

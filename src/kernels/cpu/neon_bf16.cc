@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// bfloat16 K and V with the BF16 matrix instruction of Armv8.6: BFMMLA multiplies a 2x4 by a 4x2 block into 2x2 floats,
+// 16 multiply-adds in the place of 4. It wants both factors in bfloat16, so
+//   - a query row that was float16 or float32 is split into 2 or 3 bfloat16 limbs whose sum is exact;
+//   - a weight is split into 2 limbs, high and low, which leaves a relative error of 2^-17 (weight_error below).
+// The instruction rounds to odd, hence a unit roundoff of 2^-23. Both are part of the error bound (docs/exactness.md).
+//
+// Compiled with flags for these extensions and used only where the processor has them: no inline function of a shared
+// header may be instantiated here, or the linker could give this copy to everybody.
+#include <arm_neon.h>
+
+#include "kernels/cpu/targets.h"
+
+namespace treeattn::kernels {
+namespace {
+
+// Packed queries: a header word with the limb count, then for every pair of limb rows and every 4 dims the 2x4 block
+// that BFMMLA takes: [pair][dim / 4][row of the pair][4].
+struct PackedHeader {
+  int limbs;
+  int pairs;
+  int padding[14];
+};
+
+int limbs_of(DType q_dtype) { return q_dtype == DType::kBFloat16 ? 1 : q_dtype == DType::kFloat16 ? 2 : 3; }
+
+std::size_t packed_query_bytes(int rows, int dim) {
+  return sizeof(PackedHeader) + static_cast<std::size_t>((rows * 3 + 1) / 2) * static_cast<std::size_t>(dim) * 4;
+}
+
+float high_part(float x) {
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  bits &= 0xFFFF0000u;  // truncation keeps the remainder exact and of the same sign
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+
+std::uint16_t bf16_bits(float x) {
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  return static_cast<std::uint16_t>(bits >> 16);
+}
+
+// Limb row i belongs to query row i / limbs.
+void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed) {
+  PackedHeader* header = static_cast<PackedHeader*>(packed);
+  header->limbs = limbs_of(q_dtype);
+  header->pairs = (rows * header->limbs + 1) / 2;
+  std::uint16_t* out = reinterpret_cast<std::uint16_t*>(header + 1);
+  for (int pair = 0; pair < header->pairs; ++pair) {
+    for (int half = 0; half < 2; ++half) {
+      const int limb_row = 2 * pair + half;
+      for (int d = 0; d < dim; ++d) {
+        std::uint16_t bits = 0;
+        if (limb_row < rows * header->limbs) {
+          float x = q[limb_row / header->limbs * dim + d];
+          for (int limb = 0; limb < limb_row % header->limbs; ++limb) {
+            const float rest = x - high_part(x);
+            // A NaN or infinity belongs to the first limb alone.
+            x = rest == rest ? rest : 0.0f;
+          }
+          bits = bf16_bits(x);
+        }
+        out[((pair * (dim / 4) + d / 4) * 2 + half) * 4 + d % 4] = bits;
+      }
+    }
+  }
+}
+
+bfloat16x8_t load8(const std::byte* p) { return vreinterpretq_bf16_u16(vld1q_u16(reinterpret_cast<const std::uint16_t*>(p))); }
+
+bfloat16x8_t zip1_64(bfloat16x8_t a, bfloat16x8_t b) {
+  return vreinterpretq_bf16_u64(vzip1q_u64(vreinterpretq_u64_bf16(a), vreinterpretq_u64_bf16(b)));
+}
+bfloat16x8_t zip2_64(bfloat16x8_t a, bfloat16x8_t b) {
+  return vreinterpretq_bf16_u64(vzip2q_u64(vreinterpretq_u64_bf16(a), vreinterpretq_u64_bf16(b)));
+}
+
+// P pairs of limb rows against 8 tokens: 4 token pairs, each 2x2 results per pair of rows.
+template <int P>
+void dot_pairs(const std::uint16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, float* sums) {
+  float32x4_t acc[P][4];
+  for (int p = 0; p < P; ++p) {
+    for (int t = 0; t < 4; ++t) acc[p][t] = vdupq_n_f32(0.0f);
+  }
+  const std::byte* row[8];
+  for (int t = 0; t < 8; ++t) row[t] = k[t] + offset;
+  for (int d = 0; d < dim; d += 8) {
+    bfloat16x8_t low[4], high[4];
+    for (int t = 0; t < 4; ++t) {
+      const bfloat16x8_t a = load8(row[2 * t] + 2 * d);
+      const bfloat16x8_t b = load8(row[2 * t + 1] + 2 * d);
+      low[t] = zip1_64(a, b);
+      high[t] = zip2_64(a, b);
+    }
+    for (int p = 0; p < P; ++p) {
+      const std::uint16_t* block = q + (p * dim + d) * 2;
+      const bfloat16x8_t q_low = vreinterpretq_bf16_u16(vld1q_u16(block));
+      const bfloat16x8_t q_high = vreinterpretq_bf16_u16(vld1q_u16(block + 8));
+      for (int t = 0; t < 4; ++t) acc[p][t] = vbfmmlaq_f32(acc[p][t], q_low, low[t]);
+      for (int t = 0; t < 4; ++t) acc[p][t] = vbfmmlaq_f32(acc[p][t], q_high, high[t]);
+    }
+  }
+  // acc = {row 0 token 0, row 0 token 1, row 1 token 0, row 1 token 1}: unzip into token order.
+  for (int p = 0; p < P; ++p) {
+    float* out = sums + 2 * p * kTileTokens;
+    for (int t = 0; t < 4; t += 2) {
+      const float64x2_t a = vreinterpretq_f64_f32(acc[p][t]);
+      const float64x2_t b = vreinterpretq_f64_f32(acc[p][t + 1]);
+      vst1q_f32(out + 2 * t, vreinterpretq_f32_f64(vzip1q_f64(a, b)));
+      vst1q_f32(out + kTileTokens + 2 * t, vreinterpretq_f32_f64(vzip2q_f64(a, b)));
+    }
+  }
+}
+
+// One row against 8 tokens by BFDOT: no partner row, so the pairing of BFMMLA would waste half of it.
+void dot_single(const std::uint16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, float* sums) {
+  float32x4_t acc[8];
+  const std::byte* row[8];
+  for (int t = 0; t < 8; ++t) {
+    acc[t] = vdupq_n_f32(0.0f);
+    row[t] = k[t] + offset;
+  }
+  for (int d = 0; d < dim; d += 8) {
+    // The packed pair interleaves two rows in runs of 4; the second one is empty here.
+    const bfloat16x8_t x = zip1_64(load8(reinterpret_cast<const std::byte*>(q + 2 * d)),
+                                   load8(reinterpret_cast<const std::byte*>(q + 2 * d + 8)));
+    for (int t = 0; t < 8; ++t) acc[t] = vbfdotq_f32(acc[t], x, load8(row[t] + 2 * d));
+  }
+  for (int t = 0; t < 8; t += 4) {
+    const float32x4_t a = vpaddq_f32(acc[t], acc[t + 1]), b = vpaddq_f32(acc[t + 2], acc[t + 3]);
+    vst1q_f32(sums + t, vpaddq_f32(a, b));
+  }
+}
+
+// All limb rows of one head against 8 tokens. logits row stride kTileTokens.
+void dot_head(const PackedHeader* header, int rows, int dim, const std::byte* const* k, std::ptrdiff_t offset,
+              float* logits) {
+  const std::uint16_t* q = reinterpret_cast<const std::uint16_t*>(header + 1);
+  const auto pair = [&](int p) { return q + p * dim * 2; };
+  if (header->limbs == 1) {
+    const int whole = rows / 2;
+    int p = 0;
+    for (; p + 4 <= whole; p += 4) dot_pairs<4>(pair(p), dim, k, offset, logits + 2 * p * kTileTokens);
+    for (; p + 2 <= whole; p += 2) dot_pairs<2>(pair(p), dim, k, offset, logits + 2 * p * kTileTokens);
+    for (; p < whole; ++p) dot_pairs<1>(pair(p), dim, k, offset, logits + 2 * p * kTileTokens);
+    if (p < header->pairs) dot_single(pair(p), dim, k, offset, logits + 2 * p * kTileTokens);
+    return;
+  }
+  // Two query rows have a whole number of limb pairs: 2 or 3.
+  alignas(16) float sums[6 * kTileTokens];
+  const int limbs = header->limbs;
+  for (int r = 0; r < rows; r += 2) {
+    const int first = r * limbs / 2;
+    const int pairs = (r + 1 < rows ? 2 * limbs : limbs + 1) / 2;
+    if (pairs == 3) {
+      dot_pairs<3>(pair(first), dim, k, offset, sums);
+    } else if (pairs == 2) {
+      dot_pairs<2>(pair(first), dim, k, offset, sums);
+    } else {
+      dot_pairs<1>(pair(first), dim, k, offset, sums);
+    }
+    for (int i = r; i < r + 2 && i < rows; ++i) {
+      const float* limb = sums + (i - r) * limbs * kTileTokens;
+      for (int t = 0; t < 8; t += 4) {
+        float32x4_t sum = vld1q_f32(limb + (limbs - 1) * kTileTokens + t);  // smallest first
+        for (int j = limbs - 2; j >= 0; --j) sum = vaddq_f32(sum, vld1q_f32(limb + j * kTileTokens + t));
+        vst1q_f32(logits + i * kTileTokens + t, sum);
+      }
+    }
+  }
+}
+
+void dot(const DotArgs& args) {
+  for (int t = 0; t < args.tokens; t += 8) {
+    const std::byte* k[8];
+    for (int i = 0; i < 8; ++i) k[i] = args.k.rows[t + i < args.tokens ? t + i : args.tokens - 1];
+    for (int h = 0; h < args.heads; ++h) {
+      const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
+      dot_head(reinterpret_cast<const PackedHeader*>(q), args.rows, args.dim, k, h * args.k.head_bytes,
+               args.logits + h * args.rows * kTileTokens + t);
+    }
+  }
+}
+
+// Weights of 4 tokens as the 2x4 block {high limbs; low limbs}.
+bfloat16x8_t split_weights(float32x4_t w) {
+  const bfloat16x4_t high = vcvt_bf16_f32(w);
+  const float32x4_t rest = vsubq_f32(w, vcvt_f32_bf16(high));
+  return vcvtq_high_bf16_f32(vcombine_bf16(high, high), rest);
+}
+
+// 4 tokens by 8 dims, transposed into four blocks of {dim, dim + 1} x 4 tokens.
+struct Transposed {
+  bfloat16x8_t d01, d23, d45, d67;
+};
+inline Transposed transpose(const std::byte* p0, const std::byte* p1, const std::byte* p2, const std::byte* p3) {
+  const auto load = [](const std::byte* p) { return vld1q_u16(reinterpret_cast<const std::uint16_t*>(p)); };
+  const uint16x8_t r0 = load(p0), r1 = load(p1), r2 = load(p2), r3 = load(p3);
+  const uint32x4_t a = vreinterpretq_u32_u16(vzip1q_u16(r0, r1)), b = vreinterpretq_u32_u16(vzip2q_u16(r0, r1));
+  const uint32x4_t c = vreinterpretq_u32_u16(vzip1q_u16(r2, r3)), d = vreinterpretq_u32_u16(vzip2q_u16(r2, r3));
+  return {vreinterpretq_bf16_u32(vzip1q_u32(a, c)), vreinterpretq_bf16_u32(vzip2q_u32(a, c)),
+          vreinterpretq_bf16_u32(vzip1q_u32(b, d)), vreinterpretq_bf16_u32(vzip2q_u32(b, d))};
+}
+
+// Sums of a row: for every pair of dims {high d, high d + 1, low d, low d + 1}, as BFMMLA leaves them.
+int sum_floats(int dim) { return 2 * dim; }
+
+void unpack_sums(const float* sums, int dim, float* out) {
+  for (int d = 0; d < dim; d += 2) {
+    const float32x4_t both = vld1q_f32(sums + 2 * d);
+    vst1_f32(out + d, vadd_f32(vget_low_f32(both), vget_high_f32(both)));
+  }
+}
+
+// Q times 4 tokens (8 at a time: the sums are loaded and stored once) for R rows of one head.
+// weights [row][Q] blocks of split_weights; v [4 * Q] rows; sums row stride 2 * dim.
+template <int R, int Q>
+void accumulate_tokens(const bfloat16x8_t (&weights)[R][Q], const std::byte* const (&v)[4 * Q], int dim, float* sums) {
+  for (int d = 0; d < dim; d += 8) {
+    Transposed x[Q];
+    for (int j = 0; j < Q; ++j) {
+      x[j] = transpose(v[4 * j] + 2 * d, v[4 * j + 1] + 2 * d, v[4 * j + 2] + 2 * d, v[4 * j + 3] + 2 * d);
+    }
+    for (int i = 0; i < R; ++i) {
+      float* o = sums + i * 2 * dim + 2 * d;
+      float32x4_t a = vld1q_f32(o), b = vld1q_f32(o + 4), c = vld1q_f32(o + 8), e = vld1q_f32(o + 12);
+      for (int j = 0; j < Q; ++j) {
+        a = vbfmmlaq_f32(a, weights[i][j], x[j].d01);
+        b = vbfmmlaq_f32(b, weights[i][j], x[j].d23);
+        c = vbfmmlaq_f32(c, weights[i][j], x[j].d45);
+        e = vbfmmlaq_f32(e, weights[i][j], x[j].d67);
+      }
+      vst1q_f32(o, a), vst1q_f32(o + 4, b), vst1q_f32(o + 8, c), vst1q_f32(o + 12, e);
+    }
+  }
+}
+
+// Tokens [t, t + 4 Q) of R rows; rows of zeros, not copies, stand for missing tokens: 0 * inf would be NaN.
+template <int R, int Q>
+void accumulate_rows(const AccumulateArgs& args, int t, int h, int r) {
+  alignas(16) static constexpr std::byte kZeros[2 * kMaxHeadDim] = {};
+  const std::byte* v[4 * Q];
+  for (int i = 0; i < 4 * Q; ++i) v[i] = t + i < args.tokens ? args.v.rows[t + i] + h * args.v.head_bytes : kZeros;
+  bfloat16x8_t weights[R][Q];
+  for (int i = 0; i < R; ++i) {
+    const float* w = args.weights + (h * args.rows + r + i) * kTileTokens + t;
+    for (int j = 0; j < Q; ++j) {
+      float some[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      const bool whole = t + 4 * j + 4 <= args.tokens;
+      for (int n = 0; !whole && t + 4 * j + n < args.tokens; ++n) some[n] = w[4 * j + n];
+      weights[i][j] = split_weights(vld1q_f32(whole ? w + 4 * j : some));
+    }
+  }
+  accumulate_tokens<R, Q>(weights, v, args.dim, args.o + (h * args.rows + r) * 2 * args.dim);
+}
+
+void shrink_sums(float shrink, int dim, float* sums) {
+  if (shrink == 1.0f) return;
+  for (int d = 0; d < 2 * dim; d += 4) vst1q_f32(sums + d, vmulq_n_f32(vld1q_f32(sums + d), shrink));
+}
+
+void accumulate(const AccumulateArgs& args) {
+  for (int i = 0; i < args.heads * args.rows; ++i) shrink_sums(args.shrink[i], args.dim, args.o + i * 2 * args.dim);
+  for (int t = 0; t < args.tokens; t += 8) {
+    for (int h = 0; h < args.heads; ++h) {
+      int r = 0;
+      for (; r + 4 <= args.rows; r += 4) accumulate_rows<4, 2>(args, t, h, r);
+      for (; r + 2 <= args.rows; r += 2) accumulate_rows<2, 2>(args, t, h, r);
+      if (r < args.rows) accumulate_rows<1, 2>(args, t, h, r);
+    }
+  }
+}
+
+}  // namespace
+
+void use_neon_bf16(CpuTarget& target) {
+  TileOps& ops = target.ops[static_cast<int>(DType::kBFloat16)];
+  ops.packed_query_bytes = packed_query_bytes;
+  ops.pack_queries = pack_queries;
+  ops.dot = dot;
+  ops.accumulate = accumulate;
+  ops.sum_floats = sum_floats;
+  ops.unpack_sums = unpack_sums;
+  ops.unit_roundoff = 0x1p-23;
+  ops.weight_error = 0x1p-17;
+}
+
+}  // namespace treeattn::kernels

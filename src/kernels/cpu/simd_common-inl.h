@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Per target: loads of every K/V type as float32 vectors, the arithmetic for the merge formula.
+#if defined(TREEATTN_SIMD_COMMON_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TREEATTN_SIMD_COMMON_INL_H_
+#undef TREEATTN_SIMD_COMMON_INL_H_
+#else
+#define TREEATTN_SIMD_COMMON_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/tile_ops.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace treeattn::kernels {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Vectors of unknown length cannot be halved by type; they are summed lane by lane instead.
+#if HWY_TARGET == HWY_SVE || HWY_TARGET == HWY_SVE2 || HWY_TARGET == HWY_SVE_256 || HWY_TARGET == HWY_SVE2_128
+#undef TREEATTN_SCALABLE
+#define TREEATTN_SCALABLE 1
+#else
+#undef TREEATTN_SCALABLE
+#define TREEATTN_SCALABLE 0
+#endif
+
+// Accumulators that fit the register file beside the operands: 16 registers on x86 up to AVX2, 32 elsewhere.
+#if HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3
+inline constexpr int kRegisterRows = 2;
+#else
+inline constexpr int kRegisterRows = 4;
+#endif
+
+struct Fp8 {
+  std::uint8_t bits;
+};
+
+template <class DF>
+HWY_INLINE hn::Vec<DF> load_f32(DF df, const float* p) {
+  return hn::LoadU(df, p);
+}
+
+template <class DF>
+HWY_INLINE hn::Vec<DF> load_f32(DF df, const hwy::bfloat16_t* p) {
+  const hn::Rebind<std::uint16_t, DF> d16;
+  const hn::Rebind<std::uint32_t, DF> d32;
+  return hn::BitCast(df, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(p)))));
+}
+
+template <class DF>
+HWY_INLINE hn::Vec<DF> load_f32(DF df, const hwy::float16_t* p) {
+  const hn::Rebind<hwy::float16_t, DF> d16;
+  return hn::PromoteTo(df, hn::LoadU(d16, p));
+}
+
+template <class DF>
+HWY_INLINE hn::Vec<DF> load_f32(DF df, const std::int8_t* p) {
+  const hn::Rebind<std::int8_t, DF> d8;
+  const hn::Rebind<std::int32_t, DF> d32;
+  return hn::ConvertTo(df, hn::PromoteTo(d32, hn::LoadU(d8, p)));
+}
+
+// e4m3fn: sign, 4 bits of exponent with bias 7, 3 of mantissa; all ones is NaN, there is no infinity. The subnormals are
+// converted as integers: as float32 bit patterns they would be subnormal too, which is slow on some processors.
+template <class DF>
+HWY_INLINE hn::Vec<DF> load_f32(DF df, const Fp8* p) {
+  const hn::Rebind<std::uint8_t, DF> d8;
+  const hn::Rebind<std::uint32_t, DF> d32;
+  const auto bits = hn::PromoteTo(d32, hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(p)));
+  const auto magnitude = hn::And(bits, hn::Set(d32, 0x7Fu));
+  const auto sign = hn::ShiftLeft<24>(hn::And(bits, hn::Set(d32, 0x80u)));
+  const auto exponent = hn::ShiftRight<3>(magnitude);
+  const auto mantissa = hn::And(magnitude, hn::Set(d32, 7u));
+  const auto is_normal = hn::Ne(exponent, hn::Zero(d32));
+  const auto normal = hn::BitCast(
+      df, hn::Or(hn::ShiftLeft<23>(hn::Add(exponent, hn::Set(d32, 120u))), hn::ShiftLeft<20>(mantissa)));
+  const hn::Rebind<std::int32_t, DF> di32;
+  const auto subnormal = hn::Mul(hn::ConvertTo(df, hn::BitCast(di32, mantissa)), hn::Set(df, 0x1p-9f));
+  const auto value = hn::IfThenElse(hn::RebindMask(df, is_normal), normal, subnormal);
+  const auto is_nan = hn::RebindMask(df, hn::Eq(magnitude, hn::Set(d32, 0x7Fu)));
+  const auto nan = hn::BitCast(df, hn::Set(d32, 0x7FC00000u));
+  return hn::Or(hn::IfThenElse(is_nan, nan, value), hn::BitCast(df, sign));
+}
+
+template <class T>
+HWY_INLINE const T* row_as(const TileRows& tile, int token, int head) {
+  return reinterpret_cast<const T*>(tile.rows[token] + head * tile.head_bytes);
+}
+
+// The arithmetic of merge/operator-inl.h on vectors.
+template <class DF>
+struct VectorOps {
+  using V = hn::Vec<DF>;
+  static HWY_INLINE V set(float x) { return hn::Set(DF(), x); }
+  static HWY_INLINE V add(V a, V b) { return hn::Add(a, b); }
+  static HWY_INLINE V sub(V a, V b) { return hn::Sub(a, b); }
+  static HWY_INLINE V mul(V a, V b) { return hn::Mul(a, b); }
+  static HWY_INLINE V fma(V a, V b, V c) { return hn::MulAdd(a, b, c); }
+  // b when it is NaN, which Highway leaves open: some targets' instruction prefers the number.
+  static HWY_INLINE V max(V a, V b) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_SSE4
+    return hn::Max(a, b);
+#elif HWY_TARGET == HWY_NEON
+    if constexpr (sizeof(a.raw) == 16) {
+      return V(vmaxq_f32(a.raw, b.raw));
+    } else {
+      return hn::IfThenElse(hn::Gt(a, b), a, b);
+    }
+#else
+    return hn::IfThenElse(hn::Gt(a, b), a, b);
+#endif
+  }
+  static HWY_INLINE V power_of_two(V shifted) {
+    const hn::RebindToUnsigned<DF> du;
+    return hn::BitCast(DF(), hn::Add(hn::ShiftLeft<23>(hn::BitCast(du, shifted)), hn::Set(du, 0x3f800000u)));
+  }
+};
+
+#define TREEATTN_MERGE_FN HWY_INLINE
+#include "merge/operator-inl.h"
+#undef TREEATTN_MERGE_FN
+
+}  // namespace HWY_NAMESPACE
+}  // namespace treeattn::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Per target: a tile's logits become weights, and the running maximum and sum move on.
+#if defined(TREEATTN_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TREEATTN_SOFTMAX_INL_H_
+#undef TREEATTN_SOFTMAX_INL_H_
+#else
+#define TREEATTN_SOFTMAX_INL_H_
+#endif
+
+#include <limits>
+
+#include "kernels/cpu/simd_common-inl.h"
+#include "merge/operator.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace treeattn::kernels {
+namespace HWY_NAMESPACE {
+
+// tanh(x) = sign(x) (1 - e) / (1 + e), e = exp(-2 |x|): absolute error a few units of 2^-23.
+template <class DF, class V>
+HWY_INLINE V tanh_of(DF df, V x) {
+  using Ops = VectorOps<DF>;
+  const V e = exp2_weight<Ops>(hn::Mul(hn::Abs(x), hn::Set(df, -2.0f * 0x1.715476p+0f)));
+  const V one = hn::Set(df, 1.0f);
+  return hn::CopySignToAbs(hn::Div(hn::Sub(one, e), hn::Add(one, e)), x);
+}
+
+// One vector of logits at token t, in log2 units. The plain case is a single product.
+template <bool kPlain, class DF>
+HWY_INLINE hn::Vec<DF> shaped(DF df, const SoftmaxArgs& args, int row, const float* x, int t) {
+  auto y = hn::Mul(hn::LoadU(df, x + t), hn::Set(df, args.factor));
+  if constexpr (kPlain) return y;
+  if (args.key_scales) y = hn::Mul(y, hn::LoadU(df, args.key_scales + t));
+  if (args.cap_log2 > 0) y = hn::Mul(tanh_of(df, y), hn::Set(df, args.cap_log2));
+  if (args.slopes_log2) {
+    const auto distance = hn::Add(hn::Iota(df, static_cast<float>(t)), hn::Set(df, args.distance[row]));
+    y = hn::MulAdd(hn::Set(df, args.slopes_log2[row]), distance, y);
+  }
+  return y;
+}
+
+// Scales, soft-cap, ALiBi, mask: x[0, padded) in log2 units, -inf where hidden. Returns the maximum.
+template <class DF>
+HWY_INLINE float shape_logits(DF df, const SoftmaxArgs& args, int row, float* x, int padded) {
+  const int lanes = static_cast<int>(hn::Lanes(df));
+  auto max = hn::Set(df, merge::kEmptyMax);
+  const int begin = args.begin ? args.begin[row] : 0;
+  const int end = args.end ? args.end[row] : args.tokens;
+  const bool all_visible = begin == 0 && end == padded;
+  if (all_visible && !args.key_scales && !args.slopes_log2 && args.cap_log2 <= 0) {
+    for (int t = 0; t < padded; t += lanes) {
+      const auto y = shaped<true>(df, args, row, x, t);
+      max = hn::Max(max, y);
+      hn::StoreU(y, df, x + t);
+    }
+    return hn::GetLane(hn::MaxOfLanes(df, max));
+  }
+  for (int t = 0; t < padded; t += lanes) hn::StoreU(shaped<false>(df, args, row, x, t), df, x + t);
+  for (int t = 0; t < begin; ++t) x[t] = merge::kEmptyMax;
+  for (int t = end; t < padded; ++t) x[t] = merge::kEmptyMax;
+  for (int t = 0; t < padded; t += lanes) max = hn::Max(max, hn::LoadU(df, x + t));
+  return hn::GetLane(hn::MaxOfLanes(df, max));
+}
+
+// x -> 2^(x - m), 0 where x = -inf; returns the sum.
+template <class DF>
+HWY_INLINE float weigh(DF df, const SoftmaxArgs& args, float m, float* x, int padded) {
+  using Ops = VectorOps<DF>;
+  const int lanes = static_cast<int>(hn::Lanes(df));
+  const auto vm = hn::Set(df, m);
+  const auto hidden = hn::Set(df, merge::kEmptyMax);
+  auto sum = hn::Zero(df);
+  auto lowest = hn::Set(df, 0.0f);
+  for (int t = 0; t < padded; t += lanes) {
+    const auto y = hn::LoadU(df, x + t);
+    lowest = hn::Min(lowest, y);
+    auto p = exp2_weight<Ops>(hn::Sub(y, vm));
+    p = hn::IfThenZeroElse(hn::Eq(y, hidden), p);
+    sum = hn::Add(sum, p);
+    hn::StoreU(p, df, x + t);
+  }
+  if (args.value_scales) {
+    for (int t = 0; t < padded; t += lanes) {
+      // What is hidden stays 0 whatever its scale.
+      const auto p = hn::LoadU(df, x + t);
+      const auto scaled = hn::Mul(p, hn::LoadU(df, args.value_scales + t));
+      hn::StoreU(hn::IfThenZeroElse(hn::Eq(p, hn::Zero(df)), scaled), df, x + t);
+    }
+  }
+  if (hn::GetLane(hn::MinOfLanes(df, lowest)) == merge::kEmptyMax) *args.any_hidden = true;
+  return hn::GetLane(hn::SumOfLanes(df, sum));
+}
+
+// Moves one row's state on to the tile's maximum.
+template <class DF>
+HWY_INLINE void weigh_row(DF df, const SoftmaxArgs& args, int r, float tile_max, int padded) {
+  float* x = args.logits + r * kTileTokens;
+  const float m_old = args.m_log2[r];
+  float m = tile_max > m_old ? tile_max : m_old;
+  args.shrink[r] = 1.0f;
+  if (m == merge::kEmptyMax) {
+    // No number among the logits. The maximum may or may not have dropped a NaN, which must not pass for empty.
+    for (int t = 0; t < padded; ++t) m = x[t] != x[t] ? x[t] : m;
+  }
+  if (m == merge::kEmptyMax) {
+    for (int t = 0; t < padded; ++t) x[t] = 0.0f;
+    *args.any_hidden = true;
+    return;
+  }
+  const float sum = weigh(df, args, m, x, padded);
+  if (m_old != merge::kEmptyMax && m_old != m) args.shrink[r] = merge::state_weight(m_old, m);
+  args.l[r] = merge::merge_component<merge::ScalarOps>(args.l[r], args.shrink[r], sum, 1.0f);
+  args.m_log2[r] = m;
+}
+
+// Rows in two passes over a few of them at a time: the second needs the first's maximum, and several rows in between
+// hide how long that takes.
+void softmax(const SoftmaxArgs& args) {
+  const hn::ScalableTag<float> df;
+  const int lanes = static_cast<int>(hn::Lanes(df));
+  const int padded = (args.tokens + lanes - 1) / lanes * lanes;
+  constexpr int kRows = 8;
+  for (int r0 = 0; r0 < args.rows; r0 += kRows) {
+    const int r1 = r0 + kRows < args.rows ? r0 + kRows : args.rows;
+    float tile_max[kRows];
+    for (int r = r0; r < r1; ++r) tile_max[r - r0] = shape_logits(df, args, r, args.logits + r * kTileTokens, padded);
+    for (int r = r0; r < r1; ++r) weigh_row(df, args, r, tile_max[r - r0], padded);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace treeattn::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The instruction sets that are compiled in, whether or not this processor has them.
+#pragma once
+
+#include <span>
+
+#include "kernels/cpu/tile_ops.h"
+
+namespace treeattn::kernels {
+
+// Those written once over Highway vectors, best first. The last one runs anywhere.
+std::span<const CpuTarget* const> highway_targets();
+
+// Replaces entries of a NEON table by what BF16, FP16FML and I8MM instructions do better. Does nothing where the library
+// was not built for aarch64; to be used only if has_neon_bf16().
+void use_neon_bf16(CpuTarget& target);
+
+}  // namespace treeattn::kernels

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations on one tile of keys, behind one table per instruction set. Everything above (chunks, branches, masks,
+// pages, threads) is plain C++ written once; everything below is SIMD.
+//
+// A tile is up to kTileTokens keys, for one or several KV heads, each with `rows` query rows that share it:
+//   dot         logits[head][row][token] = q[head][row] . k[token][head]
+//   softmax     logits -> weights 2^(logit - m), running m and l, and the factor the old sums shrink by
+//   accumulate  o[head][row] = o[head][row] * shrink[head][row] + sum over tokens of weight * v[token][head]
+//   promote     rows of any type -> float32, for prefill, where one tile serves many rows
+//
+// dot and accumulate take a few tokens at a time and go through the heads of those, so that keys stored as
+// [tokens, heads, dim] are read as a few sequential streams. That is what hardware prefetchers follow; head by head, with
+// rows kilobytes apart, half of the memory bandwidth was lost, and software prefetch did not win it back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "treeattn/dtype.h"
+
+namespace treeattn::kernels {
+
+inline constexpr int kTileTokens = 64;
+inline constexpr int kTokenBlock = 4;
+inline constexpr int kMaxHeadDim = 256;
+
+// A tile's rows: head h of token t is at rows[t] + h * head_bytes. The table is padded to a multiple of kTokenBlock with
+// copies of its last entry, so that dot may compute whole blocks; nothing may come of the padding.
+struct TileRows {
+  const std::byte* const* rows = nullptr;
+  std::ptrdiff_t head_bytes = 0;
+};
+
+struct DotArgs {
+  const std::byte* q = nullptr;  // packed by pack_queries, q_head_bytes a head
+  std::size_t q_head_bytes = 0;
+  int heads = 0;
+  int rows = 0;  // per head
+  int dim = 0;
+  int tokens = 0;
+  TileRows k;
+  float* logits = nullptr;  // [heads, rows, kTileTokens]; entries up to the padded token count are written
+};
+
+struct SoftmaxArgs {
+  float* logits = nullptr;  // [rows, kTileTokens]: logits in, weights out; padding comes out as 0
+  int rows = 0;
+  int tokens = 0;
+  float factor = 0.0f;                  // softmax scale * log2 e, or, with a cap, scale / cap
+  float cap_log2 = 0.0f;                // > 0: soft-cap * log2 e
+  const float* key_scales = nullptr;    // [tokens] or null
+  const float* value_scales = nullptr;  // [tokens] or null: multiplied into the weights, not into l
+  const float* slopes_log2 = nullptr;   // [rows] ALiBi slopes * log2 e, or null
+  const float* distance = nullptr;      // [rows] (position of token 0) - (position of the row's query), with slopes
+  const std::int32_t* begin = nullptr;  // [rows] first visible token, or null: all tokens are visible to all rows
+  const std::int32_t* end = nullptr;    // [rows]
+  float* m_log2 = nullptr;              // [rows] running max
+  float* l = nullptr;                   // [rows] running sum
+  float* shrink = nullptr;              // [rows] out: factor for what was summed before
+  bool* any_hidden = nullptr;           // set if some (row, token) has weight 0: its value must not be multiplied
+};
+
+struct AccumulateArgs {
+  const float* weights = nullptr;  // [heads, rows, kTileTokens]
+  const float* shrink = nullptr;   // [heads, rows]
+  int heads = 0;
+  int rows = 0;  // per head
+  int dim = 0;
+  int tokens = 0;
+  TileRows v;
+  float* o = nullptr;  // [heads, rows, sum_floats(dim)]
+};
+
+struct TileOps {
+  // Bytes of `rows` packed queries, and the packing itself, from float32 rows [rows, dim]. q_dtype is what the rows were
+  // before they were promoted.
+  std::size_t (*packed_query_bytes)(int rows, int dim);
+  void (*pack_queries)(const float* q, DType q_dtype, int rows, int dim, void* packed);
+  void (*dot)(const DotArgs&);
+  void (*accumulate)(const AccumulateArgs&);
+  // Floats that hold the sums of one row in the layout accumulate likes; all zero is the empty sum. unpack_sums gives
+  // the dim sums of one row in order.
+  int (*sum_floats)(int dim);
+  void (*unpack_sums)(const float* sums, int dim, float* out);
+  // out [tokens, dim] float32, head 0 of the rows
+  void (*promote)(const TileRows& in, int tokens, int dim, float* out);
+  double unit_roundoff;  // of the operations in dot and accumulate
+  double weight_error;   // relative error of using a float32 weight in accumulate
+};
+
+// One instruction set.
+struct CpuTarget {
+  const char* name;
+  bool (*supported)();  // by this processor
+  TileOps ops[5];       // by DType of K or V
+  void (*softmax)(const SoftmaxArgs&);
+  double (*fma_burst)(long iterations);  // runs float32 fused multiply-adds at full rate; returns flops done
+  // Some operations split numbers into limbs, which makes inf - inf out of an infinite value. A leaf that comes out not
+  // finite is computed again with this target, which does not; null where the target itself does not.
+  const CpuTarget* plain;
+};
+
+}  // namespace treeattn::kernels

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checked attention call with every default filled in: what the backends work on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "plan/tree_order.h"
+#include "treeattn/attention.h"
+
+namespace treeattn::kernels {
+
+// Half-open range of local key indices.
+struct KeyRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  bool empty() const { return begin >= end; }
+};
+
+struct Problem {
+  QueryView q;
+  KvView k;
+  KvView v;
+  std::vector<std::int64_t> lengths;      // [batch]
+  std::vector<std::int64_t> first_query;  // [batch] global position of query 0
+  std::int64_t first_key = 0;             // global position of key 0
+  float scale = 0.0f;
+  bool causal = false;
+  std::int64_t window = 0;
+  float softcap = 0.0f;
+  std::span<const float> alibi_slopes;
+  std::span<const float> sinks;
+  plan::TreeOrder order;
+
+  std::int64_t group() const { return q.heads / k.kv_heads; }  // query heads per KV head
+  std::int64_t rows() const { return q.batch * q.queries * q.heads; }
+
+  // The keys that query `query` of sequence `batch` may see, after length, causal and window: always one range.
+  KeyRange visible(std::int64_t batch, std::int64_t query) const;
+};
+
+// Checks everything that can be checked without touching K, V or q (page tables are read), fills in the defaults.
+// Throws InvalidArgument naming the value and what is accepted.
+Problem make_problem(const AttentionInput& in, const AttentionOptions& options);
+
+// Address of row (batch, token, head) of a view: head_dim elements.
+const std::byte* kv_row(const KvView& view, std::int64_t batch, std::int64_t token, std::int64_t head);
+// Address of its scale. Requires view.scales.
+const float* kv_scale_address(const KvView& view, std::int64_t batch, std::int64_t token, std::int64_t head);
+// Its scale: 1 where the view has none.
+float kv_scale(const KvView& view, std::int64_t batch, std::int64_t token, std::int64_t head);
+// Address of query row (batch, query, head).
+const std::byte* query_row(const QueryView& view, std::int64_t batch, std::int64_t query, std::int64_t head);
+
+}  // namespace treeattn::kernels

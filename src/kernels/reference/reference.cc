@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+// The oracle: attention in double, and its rounding-error bound as derived in docs/exactness.md.
+#include "kernels/reference/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include "base/half.h"
+
+namespace treeattn::kernels {
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kTiny = 0x1p-126;     // weights are clamped here; also what flushing a float32 denormal can lose
+constexpr double kTooLarge = 0x1p126;  // intermediate sums of this size may overflow float32
+constexpr double kLog2E = 1.4426950408889634;
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// Error of n roundings of relative size u, all orders included.
+double gamma(double n, double u) { return n * u / (1.0 - n * u); }
+
+// exp(log_value), large but finite when it overflows.
+double exp_clamped(double log_value) { return std::exp(std::min(log_value, 600.0)); }
+
+// The rows of one KV head of one sequence, as doubles, scales applied.
+struct HeadRows {
+  std::int64_t first = 0;      // token of row 0
+  std::int64_t dim = 0;
+  std::vector<double> values;  // [tokens, dim]
+  std::vector<double> scales;  // [tokens]
+
+  const double* row(std::int64_t token) const { return values.data() + (token - first) * dim; }
+  double scale(std::int64_t token) const { return scales[index(token - first)]; }
+};
+
+void load_rows(const KvView& view, std::int64_t batch, std::int64_t head, KeyRange tokens, HeadRows& out) {
+  const std::size_t element = dtype_size(view.dtype);
+  out.first = tokens.begin;
+  out.dim = view.head_dim;
+  out.values.resize(index((tokens.end - tokens.begin) * view.head_dim));
+  out.scales.resize(index(tokens.end - tokens.begin));
+  double* value = out.values.data();
+  for (std::int64_t token = tokens.begin; token < tokens.end; ++token) {
+    const std::byte* row = kv_row(view, batch, token, head);
+    const double scale = kv_scale(view, batch, token, head);
+    out.scales[index(token - tokens.begin)] = scale;
+    for (std::int64_t d = 0; d < view.head_dim; ++d) {
+      *value++ = scale * static_cast<double>(base::load_as_float(row + index(d) * element, view.dtype));
+    }
+  }
+}
+
+struct Logit {
+  double value = 0;  // natural units; -inf: masked
+  double error = 0;  // what a float32 backend may be off by, before the maximum is subtracted
+  bool comparable = true;
+};
+
+// docs/exactness.md, "The logit".
+Logit make_logit(const Problem& problem, const ErrorModel& model, const double* q, const double* k, double k_scale) {
+  const double u = model.unit_roundoff;
+  const auto dims = static_cast<double>(problem.q.head_dim);
+  const double scale = problem.scale;
+  double dot = 0, magnitude = 0, k_sum = 0;
+  for (std::int64_t d = 0; d < problem.q.head_dim; ++d) {
+    const double product = q[d] * k[d];
+    dot += product;
+    magnitude += std::fabs(product);
+    k_sum += std::fabs(k[d]);
+  }
+  Logit logit;
+  logit.value = scale * dot;
+  const double cap = problem.softcap;
+  if (!std::isfinite(magnitude)) {  // infinite or NaN inputs: there is no rounding in those
+    if (cap > 0) logit.value = cap * std::tanh(logit.value / cap);
+    return logit;
+  }
+  const double factor = std::max({1.0, kLog2E * std::fabs(scale), cap > 0 ? std::fabs(scale) / cap : 0.0});
+  const double unscaled = magnitude * std::max(1.0, 1.0 / std::fabs(k_scale));
+  logit.comparable = !(std::max(unscaled, magnitude) * factor >= kTooLarge);
+  const double underflow =
+      kTiny * (k_sum + (dims + 4) * factor * std::max(1.0, std::fabs(k_scale)) * std::max(1.0, cap));
+  logit.error = gamma(dims + 4, u) * std::fabs(scale) * magnitude + underflow;
+  if (cap > 0) {
+    const double z = std::fabs(logit.value) / cap;
+    const double moved = cap * (std::tanh(z) - std::tanh(z - logit.error / cap));
+    logit.value = cap * std::tanh(logit.value / cap);
+    logit.error = moved + cap * (model.exp2_error + 8 * u) + 3 * u * std::fabs(logit.value);
+  }
+  return logit;
+}
+
+void add_alibi(Logit& logit, double slope, std::int64_t distance, double u) {
+  const double bias = slope * static_cast<double>(distance);
+  logit.error += 5 * u * std::fabs(bias) + u * (std::fabs(logit.value) + std::fabs(bias));
+  logit.comparable = logit.comparable && std::fabs(bias) < kTooLarge;
+  logit.value += bias;
+}
+
+// What happens to a key's weight between its tile and the root, at most.
+struct Path {
+  double rescales = 0;   // multiplications by 2^(old maximum - new maximum)
+  double additions = 0;  // sums it passes through, those of the rescalings apart
+};
+
+Path path_of(const Problem& problem, const ErrorModel& model, KeyRange range, std::int64_t token) {
+  const plan::TreeOrder& order = problem.order;
+  const std::int64_t first = order.chunk_of(problem.first_key + range.begin);
+  const std::int64_t last = order.chunk_of(problem.first_key + range.end - 1);
+  const std::int64_t own = order.chunk_of(problem.first_key + token);
+  // Of its branch, and in sight.
+  const auto chunks = static_cast<double>((own - first) / order.branches + (last - own) / order.branches + 1);
+  const double keys =
+      std::min(chunks * static_cast<double>(order.chunk_tokens), static_cast<double>(range.end - range.begin));
+  const double tiles = std::ceil(keys / model.tile_tokens) + chunks;  // a chunk may begin and end inside a tile
+  Path path;
+  path.rescales = tiles + chunks + plan::log2_exact(order.branches) + 2;  // 2: another shard, a sink
+  path.additions = model.carried ? std::max<double>(keys, model.serial_terms) : model.serial_terms;
+  return path;
+}
+
+// One term of the softmax sum: a key, or the sink (token -1).
+struct Term {
+  std::int64_t token = -1;
+  double logit = 0;
+  double weight = 0;    // exp(logit - max)
+  double common = 0;    // log of the largest factor by which its weight may be off in l and o alike
+  double separate = 0;  // likewise, in l and o independently
+};
+
+// One query row, and where its results go.
+struct Row {
+  const double* q = nullptr;  // [q.head_dim]
+  std::int64_t head = 0;
+  std::int64_t position = 0;  // global
+  KeyRange range;             // the keys it sees
+  double* out = nullptr;      // [v.head_dim]
+  double* out_bound = nullptr;
+  double* lse = nullptr;
+  double* lse_bound = nullptr;
+};
+
+class RowReference {
+ public:
+  RowReference(const Problem& problem, const ErrorModel& model) : problem_(problem), model_(model) {}
+
+  void run(const Row& row, const HeadRows& k, const HeadRows& v) {
+    const std::int64_t dims = problem_.v.head_dim;
+    std::fill(row.out, row.out + dims, 0.0);
+    std::fill(row.out_bound, row.out_bound + dims, 0.0);
+    *row.lse = -kInfinity;
+    *row.lse_bound = 0.0;
+    collect(row, k);
+    if (terms_.empty()) return;
+    if (poisoned_) {
+      std::fill(row.out, row.out + dims, kNan);
+      *row.lse = kNan;
+      return;
+    }
+    normalise(row.range);
+    average(v, row.out);
+    *row.lse = max_ + log_sum_;
+    bound_lse(*row.lse, row.lse_bound);
+    bound_out(v, row.out, row.out_bound);
+  }
+
+ private:
+  void collect(const Row& row, const HeadRows& k) {
+    const double u = model_.unit_roundoff;
+    terms_.clear();
+    poisoned_ = false;
+    comparable_ = true;
+    for (std::int64_t token = row.range.begin; token < row.range.end; ++token) {
+      Logit logit = make_logit(problem_, model_, row.q, k.row(token), k.scale(token));
+      if (!problem_.alibi_slopes.empty()) {
+        add_alibi(logit, problem_.alibi_slopes[index(row.head)], problem_.first_key + token - row.position, u);
+      }
+      if (logit.value == -kInfinity) continue;
+      poisoned_ = poisoned_ || std::isnan(logit.value) || logit.value == kInfinity;
+      comparable_ = comparable_ && logit.comparable;
+      terms_.push_back({token, logit.value, 0, logit.error, 0});
+    }
+    if (problem_.sinks.empty()) return;
+    const double sink = problem_.sinks[index(row.head)];
+    if (sink != -kInfinity) terms_.push_back({-1, sink, 0, 3 * u * std::fabs(sink), 0});
+  }
+
+  void normalise(KeyRange range) {
+    const double u = model_.unit_roundoff;
+    double largest_error = 0;
+    max_ = -kInfinity;
+    for (const Term& term : terms_) {
+      max_ = std::max(max_, term.logit);
+      largest_error = std::max(largest_error, term.common);
+    }
+    sum_ = 0;
+    for (Term& term : terms_) {
+      // Clamped above zero, so that an infinite value counts whatever its weight.
+      term.weight = std::max(std::exp(term.logit - max_), std::numeric_limits<double>::min());
+      sum_ += term.weight;
+      const bool sink = term.token < 0;
+      const Path path = sink ? Path{1, 0} : path_of(problem_, model_, range, term.token);
+      const double stored = sink ? 0 : model_.weight_error / (1 - model_.weight_error);
+      term.common += u * (max_ - term.logit + 2 * largest_error) + gamma(path.rescales, model_.exp2_error);
+      term.separate = stored + gamma(path.additions + 2 * path.rescales + 3, u);
+    }
+    log_sum_ = std::log(sum_);
+  }
+
+  void average(const HeadRows& v, double* out) const {
+    for (const Term& term : terms_) {
+      if (term.token < 0) continue;
+      const double* value = v.row(term.token);
+      for (std::int64_t d = 0; d < v.dim; ++d) out[d] += term.weight * value[d];
+    }
+    for (std::int64_t d = 0; d < v.dim; ++d) out[d] /= sum_;
+  }
+
+  // Share of the term in the softmax, times e^grow.
+  double share(const Term& term, double grow) const { return exp_clamped(term.logit - max_ - log_sum_ + grow); }
+
+  void bound_lse(double lse, double* bound) {
+    double most = 0;
+    least_ = 0;
+    for (const Term& term : terms_) {
+      most += share(term, term.common + term.separate);
+      least_ += share(term, -term.common - term.separate);
+    }
+    least_ = std::max(least_, std::numeric_limits<double>::min());
+    const double u = model_.unit_roundoff;
+    const double final_roundings = 4 * u * (std::fabs(max_) + std::fabs(log_sum_)) + 2 * u * std::fabs(lse) + 2 * u;
+    *bound = std::max(std::log(most), -std::log(least_)) + final_roundings + clamped_weight();
+    if (!comparable_) *bound = kInfinity;
+  }
+
+  void bound_out(const HeadRows& v, const double* out, double* bound) {
+    largest_.assign(index(v.dim), 0.0);
+    double largest_separate = 0;
+    for (const Term& term : terms_) {
+      // e^c - 1 for small c; the logarithmic form cannot overflow where c is large and the share is nothing.
+      const double moved = term.common < 0.5 ? term.weight / sum_ * std::expm1(term.common) : share(term, term.common);
+      const double rounded = share(term, term.common) * std::expm1(term.separate);
+      largest_separate = std::max(largest_separate, term.separate);
+      const double* value = term.token < 0 ? nullptr : v.row(term.token);
+      for (std::int64_t d = 0; d < v.dim; ++d) {
+        const double x = value == nullptr ? 0.0 : value[d];
+        bound[d] += moved * std::fabs(x - out[d]) + rounded * (std::fabs(x) + std::fabs(out[d]));
+        largest_[index(d)] = std::max(largest_[index(d)], std::fabs(x));
+      }
+    }
+    for (std::int64_t d = 0; d < v.dim; ++d) {
+      if (!std::isfinite(out[d])) {
+        bound[d] = 0;
+        continue;
+      }
+      const double size = std::fabs(out[d]);
+      const double largest = largest_[index(d)];
+      // Whatever happened to the weights, they are positive: the result stays an average of the values and 0.
+      const double average_of_any = largest * (1 + std::expm1(2 * largest_separate)) + size;
+      bound[d] = std::min(bound[d] / least_, average_of_any);
+      bound[d] += 2 * model_.unit_roundoff * size + clamped_weight() * (largest + size + 1);
+      const bool overflows = largest * static_cast<double>(terms_.size()) >= kTooLarge;
+      if (!comparable_ || overflows) bound[d] = kInfinity;
+    }
+  }
+
+  // No weight is below 2^-126, however small it should be, and a product smaller than that may be flushed to zero.
+  double clamped_weight() const { return 2 * kTiny * static_cast<double>(terms_.size() + 1); }
+
+  const Problem& problem_;
+  const ErrorModel& model_;
+  std::vector<Term> terms_;
+  std::vector<double> largest_;
+  double max_ = 0;
+  double sum_ = 0;
+  double log_sum_ = 0;
+  double least_ = 0;  // the smallest factor by which l may be off
+  bool poisoned_ = false;
+  bool comparable_ = true;
+};
+
+// Every key some query of the sequence sees.
+KeyRange visible_to_any(const Problem& problem, std::int64_t batch) {
+  KeyRange all{std::numeric_limits<std::int64_t>::max(), 0};
+  for (std::int64_t i = 0; i < problem.q.queries; ++i) {
+    const KeyRange range = problem.visible(batch, i);
+    if (range.empty()) continue;
+    all.begin = std::min(all.begin, range.begin);
+    all.end = std::max(all.end, range.end);
+  }
+  return all.empty() ? KeyRange{} : all;
+}
+
+}  // namespace
+
+ReferenceResult reference_attention(const Problem& problem, const ErrorModel& model) {
+  const QueryView& view = problem.q;
+  const std::size_t rows = index(problem.rows());
+  const std::size_t v_dim = index(problem.v.head_dim);
+  const std::size_t q_size = dtype_size(view.dtype);
+  ReferenceResult result{std::vector<double>(rows * v_dim), std::vector<double>(rows),
+                         std::vector<double>(rows * v_dim), std::vector<double>(rows)};
+  RowReference row_reference(problem, model);
+  std::vector<double> q(index(view.head_dim));
+  HeadRows k, v;
+  for (std::int64_t b = 0; b < view.batch; ++b) {
+    const KeyRange all = visible_to_any(problem, b);
+    for (std::int64_t h = 0; h < view.heads; ++h) {
+      if (h % problem.group() == 0) {
+        load_rows(problem.k, b, h / problem.group(), all, k);
+        load_rows(problem.v, b, h / problem.group(), all, v);
+      }
+      for (std::int64_t i = 0; i < view.queries; ++i) {
+        const std::byte* q_row = query_row(view, b, i, h);
+        for (std::size_t d = 0; d < q.size(); ++d) q[d] = base::load_as_float(q_row + d * q_size, view.dtype);
+        const std::size_t r = index((b * view.queries + i) * view.heads + h);
+        row_reference.run({q.data(), h, problem.first_query[index(b)] + i, problem.visible(b, i),
+                           &result.out[r * v_dim], &result.out_bound[r * v_dim], &result.lse[r],
+                           &result.lse_bound[r]},
+                          k, v);
+      }
+    }
+  }
+  return result;
+}
+
+double error_in_bounds(double got, double want, double bound) {
+  if (bound == kInfinity) return 0;
+  if (std::isnan(got) && std::isnan(want)) return 0;
+  if (got == want) return 0;
+  if (!std::isfinite(got) || !std::isfinite(want)) return kInfinity;
+  return std::fabs(got - want) / bound;
+}
+
+}  // namespace treeattn::kernels

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The merge operator on scalars, for the host and for CUDA threads, and on packed rows.
+//
+// The state of attention over a set of keys is (m_log2, l, o): the largest logit in log2 units, the sum of
+// 2^(logit - m_log2), and the unnormalised sum of 2^(logit - m_log2) * v. merge(lower, higher) is the state of the
+// union. Laws: identity (-inf, 0, 0) merged with s is s bit for bit; empty with empty is empty; associative up to
+// rounding; the order of the arguments is fixed by position in the tree and matters for the bits.
+//
+// A packed row is [m_log2, l, o[0] ... o[v_dim - 1]] (treeattn/state.h).
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#if defined(__CUDACC__)
+#define TREEATTN_MERGE_FN __host__ __device__ inline
+#else
+#define TREEATTN_MERGE_FN inline
+#endif
+
+namespace treeattn::merge {
+
+// Arithmetic on one float. fma is always fused, so the bits agree between hosts, SIMD targets and devices.
+struct ScalarOps {
+  TREEATTN_MERGE_FN static float set(float x) { return x; }
+  TREEATTN_MERGE_FN static float add(float a, float b) { return a + b; }
+  TREEATTN_MERGE_FN static float sub(float a, float b) { return a - b; }
+  TREEATTN_MERGE_FN static float mul(float a, float b) { return a * b; }
+  TREEATTN_MERGE_FN static float fma(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+    return __fmaf_rn(a, b, c);
+#else
+    return std::fma(a, b, c);
+#endif
+  }
+  // b when either is NaN.
+  TREEATTN_MERGE_FN static float max(float a, float b) { return a > b ? a : b; }
+  // 2^n, n being the integer that exp2_weight left in the low mantissa bits of `shifted`.
+  TREEATTN_MERGE_FN static float power_of_two(float shifted) {
+#if defined(__CUDA_ARCH__)
+    return __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u);
+#else
+    return std::bit_cast<float>((std::bit_cast<std::uint32_t>(shifted) << 23) + 0x3f800000u);
+#endif
+  }
+};
+
+#include "merge/operator-inl.h"
+
+inline constexpr float kEmptyMax = -std::numeric_limits<float>::infinity();
+
+// What a state with maximum m weighs in a union with maximum m_union >= m. Requires m != -inf.
+TREEATTN_MERGE_FN float state_weight(float m, float m_union) { return exp2_weight<ScalarOps>(m - m_union); }
+
+// Row `lower` becomes merge(lower, higher). An empty side is selected away, never multiplied: its l and o may hold
+// anything, NaN included.
+TREEATTN_MERGE_FN void merge_row(float* lower, const float* higher, std::size_t row_floats) {
+  if (higher[0] == kEmptyMax) return;
+  if (lower[0] == kEmptyMax) {
+    for (std::size_t i = 0; i < row_floats; ++i) lower[i] = higher[i];
+    return;
+  }
+  const float m = ScalarOps::max(lower[0], higher[0]);
+  const float w_lower = state_weight(lower[0], m);
+  const float w_higher = state_weight(higher[0], m);
+  lower[0] = m;
+  for (std::size_t i = 1; i < row_floats; ++i) {
+    lower[i] = merge_component<ScalarOps>(lower[i], w_lower, higher[i], w_higher);
+  }
+}
+
+// out[v_dim] = o / l and lse = ln 2 * m_log2 + ln l. The empty row gives (0, -inf).
+inline float finalize_row(const float* row, std::size_t v_dim, float* out) {
+  if (row[0] == kEmptyMax) {
+    for (std::size_t i = 0; i < v_dim; ++i) out[i] = 0.0f;
+    return kEmptyMax;
+  }
+  for (std::size_t i = 0; i < v_dim; ++i) out[i] = row[2 + i] / row[1];
+  constexpr double kLn2 = 0x1.62e42fefa39efp-1;
+  return static_cast<float>(static_cast<double>(row[0]) * kLn2 + std::log(static_cast<double>(row[1])));
+}
+
+}  // namespace treeattn::merge

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention on every instruction set this processor has, and through the public calls, against the oracle.
+#include "treeattn/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/case_list.h"
+#include "kernels/cpu/dispatch.h"
+#include "treeattn/error.h"
+#include "treeattn/state.h"
+
+namespace treeattn::kernels {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+// A NaN is not one number: bit tricks that work on the usual one can turn these into something finite.
+const float kNans[] = {kNan, std::bit_cast<float>(0xffffffffu), std::bit_cast<float>(0x7fc00155u)};
+
+bool is_nan(float x) { return std::isnan(x); }
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+ThreadPool& pool_of(int threads) {
+  static ThreadPool one(1), two(2), seven(7);
+  return threads == 1 ? one : threads == 2 ? two : seven;
+}
+
+std::vector<float> states_on(const CpuTarget& target, const Problem& problem, int threads) {
+  std::vector<float> states(index(problem.rows()) * state_floats(problem.v.head_dim), kNan);
+  attention_states_on(target, problem, states.data(), pool_of(threads));
+  return states;
+}
+
+struct Output {
+  std::vector<float> out, lse;
+};
+
+Output finalized(const std::vector<float>& states, const Problem& problem) {
+  Output result;
+  result.out.assign(index(problem.rows() * problem.v.head_dim), kNan);
+  result.lse.assign(index(problem.rows()), kNan);
+  finalize_states(states, problem.v.head_dim, problem.sinks, result.out, result.lse);
+  return result;
+}
+
+// The largest error in units of its bound, and where it is.
+struct Worst {
+  double error = 0;
+  std::string where;
+
+  void add(const char* what, std::size_t at, double got, double want, double bound) {
+    const double e = error_in_bounds(got, want, bound);
+    if (!(e > error)) return;
+    error = e;
+    where = std::string(what) + "[" + std::to_string(at) + "] = " + std::to_string(got) + ", wanted " +
+            std::to_string(want) + " +- " + std::to_string(bound);
+  }
+};
+
+Worst compare(const Output& got, const ReferenceResult& want) {
+  Worst worst;
+  for (std::size_t i = 0; i < want.out.size(); ++i) worst.add("out", i, got.out[i], want.out[i], want.out_bound[i]);
+  for (std::size_t i = 0; i < want.lse.size(); ++i) worst.add("lse", i, got.lse[i], want.lse[i], want.lse_bound[i]);
+  return worst;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+std::uint64_t random_seed() {
+  static const std::uint64_t seed = [] {
+    const char* forced = std::getenv("TREEATTN_SEED");
+    const std::uint64_t chosen =
+        forced != nullptr ? std::strtoull(forced, nullptr, 10)
+                          : static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
+    std::printf("TREEATTN_SEED=%llu\n", static_cast<unsigned long long>(chosen));
+    return chosen;
+  }();
+  return seed;
+}
+
+std::string target_name(const testing::TestParamInfo<const CpuTarget*>& parameter) { return parameter.param->name; }
+
+class TargetTest : public testing::TestWithParam<const CpuTarget*> {
+ protected:
+  const CpuTarget& target() const { return *GetParam(); }
+
+  // Right on one thread, and the same bits on two and seven.
+  double check(const CaseData& data) {
+    const Problem problem = make_problem(data.input(), data.options());
+    const std::vector<float> states = states_on(target(), problem, 1);
+    const ReferenceResult want = reference_attention(problem, error_model(target(), problem));
+    const Worst worst = compare(finalized(states, problem), want);
+    EXPECT_LE(worst.error, 1.0) << data.shape().name << ": " << worst.where;
+    for (const int threads : {2, 7}) {
+      EXPECT_TRUE(same_bits(states, states_on(target(), problem, threads))) << data.shape().name << ", " << threads;
+    }
+    return worst.error;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Isa, TargetTest, testing::ValuesIn(cpu_targets().begin(), cpu_targets().end()), target_name);
+
+TEST_P(TargetTest, CaseListIsWithinBounds) {
+  double worst = 0;
+  for (const Case& shape : case_list()) worst = std::max(worst, check(CaseData(shape, 1)));
+  std::printf("%s: largest error %.3f of its bound\n", target().name, worst);
+}
+
+TEST_P(TargetTest, RandomCasesAreWithinBounds) {
+  const std::uint64_t seed = random_seed();
+  for (const Case& shape : random_cases(seed, 200)) check(CaseData(shape, seed));
+}
+
+// The keys [begin, end) of a call, by themselves: same positions, same queries. Requires begin to be a multiple of the
+// page size where there are pages.
+AttentionInput part(const AttentionInput& in, const Problem& problem, std::int64_t begin, std::int64_t end,
+                    std::vector<std::int64_t>& lengths) {
+  AttentionInput piece = in;
+  lengths.clear();
+  for (const std::int64_t length : problem.lengths) {
+    lengths.push_back(std::clamp<std::int64_t>(length - begin, 0, end - begin));
+  }
+  piece.lengths = lengths;
+  piece.first_key = in.first_key + begin;
+  piece.first_query = problem.first_query;
+  for (KvView* view : {&piece.k, &piece.v}) {
+    view->tokens = end - begin;
+    if (begin == 0) continue;
+    if (view->page_tokens > 0) {
+      view->page_table += begin / view->page_tokens;
+      continue;
+    }
+    const std::int64_t bytes = begin * view->token_stride * static_cast<std::int64_t>(dtype_size(view->dtype));
+    view->data = static_cast<const std::byte*>(view->data) + bytes;
+    if (view->scales != nullptr) view->scales += begin * view->scale_token_stride;
+  }
+  return piece;
+}
+
+TEST_P(TargetTest, StatesOfTwoHalvesMergeIntoTheWhole) {
+  std::vector<Case> cases = case_list();
+  for (Case& shape : random_cases(random_seed() + 1, 50)) cases.push_back(std::move(shape));
+  for (const Case& shape : cases) {
+    if (shape.tokens < 2) continue;
+    const CaseData data(shape, 2);
+    AttentionOptions options = data.options();
+    const AttentionInput in = data.input();
+    const Problem whole = make_problem(in, options);
+    const bool paged = shape.k_layout == Layout::kPaged || shape.v_layout == Layout::kPaged;
+    const std::int64_t step = paged ? shape.page_tokens : 1;
+    const std::int64_t cut = shape.tokens / 2 / step * step;
+    std::vector<std::int64_t> low_lengths, high_lengths;
+    const Problem low = make_problem(part(in, whole, 0, cut, low_lengths), options);
+    const Problem high = make_problem(part(in, whole, cut, shape.tokens, high_lengths), options);
+    std::vector<float> states = states_on(target(), low, 2);
+    merge_states(states, states_on(target(), high, 2), shape.v_dim);
+    const Worst worst = compare(finalized(states, whole), reference_attention(whole, error_model(target(), whole)));
+    EXPECT_LE(worst.error, 1.0) << shape.name << " cut at " << cut << ": " << worst.where;
+  }
+}
+
+// A few elements spoiled. The oracle knows where that must show; nan_out says in how many numbers.
+struct Spoil {
+  const char* name;
+  std::function<void(Case&)> shape;
+  std::function<void(CaseData&, float nan)> spoil;
+  std::int64_t nan_out;  // outputs that must be NaN, or -1: whatever the oracle says
+};
+
+// Four queries of a causal call: key 96 is the first one's own, key 99 is seen by the last one only. Six query heads
+// share two KV heads, v_dim is 32.
+const Spoil kSpoils[] = {
+    {"nothing", nullptr, [](CaseData&, float) {}, 0},
+    {"nan_key_hidden_from_most", nullptr, [](CaseData& c, float nan) { c.set_k(0, 99, 0, 5, nan); }, 3 * 32},
+    {"nan_key_everyone_sees", nullptr, [](CaseData& c, float nan) { c.set_k(0, 10, 1, 0, nan); }, 4 * 3 * 32},
+    {"nan_value_hidden_from_most", nullptr, [](CaseData& c, float nan) { c.set_v(0, 99, 1, 7, nan); }, 3},
+    {"nan_value_everyone_sees", nullptr, [](CaseData& c, float nan) { c.set_v(0, 64, 0, 31, nan); }, 4 * 3},
+    {"nan_values_and_keys_nobody_sees", [](Case& s) { s.first_query = {89}; },
+     [](CaseData& c, float nan) {
+       for (std::int64_t t = 93; t < 100; ++t) {
+         c.set_v(0, t, 0, 3, nan);
+         c.set_k(0, t, 1, 3, nan);
+       }
+     },
+     0},
+    {"nan_before_the_window", [](Case& s) { s.window = 10; },
+     [](CaseData& c, float nan) {
+       c.set_v(0, 86, 0, 3, nan);
+       c.set_k(0, 20, 1, 3, nan);
+       c.set_v(0, 87, 1, 3, nan);  // only the first query sees this one
+     },
+     3},
+    {"nan_query", nullptr, [](CaseData& c, float nan) { c.set_q(0, 2, 4, 1, nan); }, 32},
+    {"infinite_key", nullptr, [](CaseData& c, float) { c.set_k(0, 50, 0, 9, kInf); }, -1},
+    {"infinite_key_negative", nullptr, [](CaseData& c, float) { c.set_k(0, 97, 0, 9, -kInf); }, -1},
+    {"infinite_key_capped", [](Case& s) { s.softcap = 5.0f; },
+     [](CaseData& c, float) { c.set_k(0, 50, 0, 9, kInf); }, 0},
+    {"infinite_query", nullptr, [](CaseData& c, float) { c.set_q(0, 1, 0, 3, kInf); }, -1},
+    {"infinite_value", nullptr, [](CaseData& c, float) { c.set_v(0, 3, 1, 0, kInf); }, 0},
+    {"infinite_values_of_both_signs", nullptr,
+     [](CaseData& c, float) {
+       c.set_v(0, 3, 1, 0, kInf);
+       c.set_v(0, 80, 1, 0, -kInf);
+     },
+     4 * 3},
+    {"infinite_value_of_no_weight", [](Case& s) { s.data = DataKind::kLargeLogits; },
+     [](CaseData& c, float) {
+       for (std::int64_t t = 0; t < 90; ++t) c.set_v(0, t, 1, 0, kInf);
+     },
+     0},
+    {"minus_infinite_logit_hides_the_value", nullptr,
+     [](CaseData& c, float nan) {
+       for (std::int64_t i = 0; i < 4; ++i) {
+         for (std::int64_t h = 0; h < 3; ++h) c.set_q(0, i, h, 9, 1.0f);
+       }
+       c.set_k(0, 40, 0, 9, -kInf);
+       for (std::int64_t d = 0; d < 32; ++d) c.set_v(0, 40, 0, d, nan);
+     },
+     0},
+    {"all_logits_minus_infinite", [](Case& s) { s.sinks = false; },
+     [](CaseData& c, float) {
+       for (std::int64_t h = 0; h < 3; ++h) c.set_q(0, 3, h, 9, 1.0f);
+       for (std::int64_t t = 0; t < 100; ++t) c.set_k(0, t, 0, 9, -kInf);
+     },
+     -1},
+};
+
+TEST_P(TargetTest, NanAndInfinityShowExactlyWhereTheyMust) {
+  for (const Spoil& spoil : kSpoils) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFp8E4M3}) {
+      const std::string name = spoil.name;
+      if (dtype == DType::kFp8E4M3 && name.find("infinite") != std::string::npos) continue;  // fp8 has none
+      for (const bool tall : {false, true}) {  // many rows to a tile go another way through the kernels
+        Case shape;
+        shape.queries = 4;
+        shape.heads = 6;
+        shape.tokens = 100;
+        shape.v_dim = 32;
+        shape.causal = true;
+        shape.chunk_tokens = 64;
+        shape.k_type = shape.v_type = dtype;
+        shape.q_type = dtype == DType::kFp8E4M3 ? DType::kBFloat16 : dtype;
+        if (spoil.shape) spoil.shape(shape);
+        if (tall) {  // twenty more queries after the same four
+          shape.queries = 24;
+          if (shape.first_query.empty()) shape.first_query = {96};
+        }
+        shape.name = name + " " + std::string(dtype_name(dtype)) + (tall ? " tall" : "");
+        SCOPED_TRACE(shape.name);
+        for (const float nan : kNans) {
+          CaseData data(shape, 4);
+          spoil.spoil(data, nan);
+          check(data);
+          if (tall || spoil.nan_out < 0) continue;
+          const Problem problem = make_problem(data.input(), data.options());
+          const Output got = finalized(states_on(target(), problem, 1), problem);
+          EXPECT_EQ(std::count_if(got.out.begin(), got.out.end(), is_nan), spoil.nan_out);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(TargetTest, NanScalesShowExactlyWhereTheyMust) {
+  for (const DType dtype : {DType::kInt8, DType::kFp8E4M3}) {
+    for (const std::int64_t queries : {4, 24}) {
+      for (const std::int64_t token : {99, 40}) {  // seen by the last query only, or by all
+        for (const float nan : kNans) {
+          Case shape;
+          shape.name = std::string(dtype_name(dtype)) + " NaN scale, token " + std::to_string(token);
+          shape.queries = queries;
+          shape.heads = 6;
+          shape.tokens = 100;
+          shape.causal = true;
+          shape.k_type = shape.v_type = dtype;
+          shape.fp8_scales = true;
+          CaseData keys(shape, 4), values(shape, 4);
+          keys.set_k_scale(0, token, 1, nan);
+          check(keys);
+          values.set_v_scale(0, token, 1, nan);
+          check(values);
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionTest, PublicCallsGiveTheSameBitsAsTheTarget) {
+  for (const Case& shape : case_list()) {
+    const CaseData data(shape, 1);
+    const Problem problem = make_problem(data.input(), data.options());
+    const std::vector<float> states = states_on(active_target(), problem, 1);
+    const Output want = finalized(states, problem);
+
+    Output got{std::vector<float>(want.out.size(), kNan), std::vector<float>(want.lse.size(), kNan)};
+    attention(data.input(), data.options(), got.out, got.lse, pool_of(2));
+    EXPECT_TRUE(same_bits(got.out, want.out)) << shape.name;
+    EXPECT_TRUE(same_bits(got.lse, want.lse)) << shape.name;
+    std::fill(got.out.begin(), got.out.end(), kInf);
+    attention(data.input(), data.options(), got.out, {}, pool_of(7));
+    EXPECT_TRUE(same_bits(got.out, want.out)) << shape.name << ", without lse";
+
+    AttentionOptions options = data.options();
+    options.sinks = {};
+    std::vector<float> public_states(states.size(), kNan);
+    attention_states(data.input(), options, public_states, pool_of(2));
+    EXPECT_TRUE(same_bits(public_states, states)) << shape.name;
+  }
+}
+
+TEST(AttentionTest, WrongSizesAreRefusedBeforeAnyWork) {
+  Case shape;
+  shape.sinks = true;
+  shape.queries = 2;
+  const CaseData data(shape, 1);
+  const std::size_t rows = 8, out_size = rows * 64;
+  std::vector<float> out(out_size + 1, 123.0f), lse(rows + 1, 123.0f), states(rows * 66 + 1, 123.0f);
+  const auto call = [&](std::size_t outs, std::size_t lses) {
+    attention(data.input(), data.options(), std::span(out).first(outs), std::span(lse).first(lses), pool_of(1));
+  };
+  EXPECT_THROW(call(out_size - 1, rows), InvalidArgument);
+  EXPECT_THROW(call(out_size + 1, rows), InvalidArgument);
+  EXPECT_THROW(call(0, 0), InvalidArgument);
+  EXPECT_THROW(call(out_size, rows - 1), InvalidArgument);
+  EXPECT_THROW(call(out_size, rows + 1), InvalidArgument);
+  AttentionOptions options = data.options();
+  EXPECT_THROW(attention_states(data.input(), options, std::span(states).first(rows * 66), pool_of(1)),
+               InvalidArgument)
+      << "sinks are no part of a state";
+  options.sinks = {};
+  EXPECT_THROW(attention_states(data.input(), options, states, pool_of(1)), InvalidArgument);
+  AttentionInput bad = data.input();
+  bad.q.heads = 3;
+  EXPECT_THROW(attention(bad, data.options(), std::span(out).first(out_size), {}, pool_of(1)), InvalidArgument);
+  for (const auto* buffer : {&out, &lse, &states}) {
+    EXPECT_TRUE(std::all_of(buffer->begin(), buffer->end(), [](float x) { return x == 123.0f; }));
+  }
+  EXPECT_NO_THROW(call(out_size, rows));
+  EXPECT_EQ(out[out_size], 123.0f);
+  EXPECT_EQ(lse[rows], 123.0f);
+}
+
+}  // namespace
+}  // namespace treeattn::kernels

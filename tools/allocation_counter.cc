@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The counting operator new. It measures the library from outside, so the figure does not rest on the library's own
+// bookkeeping. Sizes are what malloc really set aside, as that is known again when the memory is given back.
+#include "allocation_counter.h"
+
+#include <malloc.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+namespace treeattn::tools {
+
+base::AllocationMeter& program_allocations() {
+  static constinit base::AllocationMeter meter;  // usable from the first new to the last delete
+  return meter;
+}
+
+namespace {
+
+void* counted(void* memory) {
+  if (memory != nullptr) program_allocations().add(::malloc_usable_size(memory));
+  return memory;
+}
+
+void* allocate(std::size_t bytes) noexcept { return counted(std::malloc(bytes == 0 ? 1 : bytes)); }
+
+void* allocate(std::size_t bytes, std::size_t alignment) noexcept {
+  void* memory = nullptr;
+  if (alignment < sizeof(void*)) alignment = sizeof(void*);
+  if (::posix_memalign(&memory, alignment, bytes == 0 ? 1 : bytes) != 0) return nullptr;
+  return counted(memory);
+}
+
+void release(void* memory) noexcept {
+  if (memory == nullptr) return;
+  program_allocations().remove(::malloc_usable_size(memory));
+  std::free(memory);
+}
+
+void* or_throw(void* memory) {
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+}  // namespace treeattn::tools
+
+// The array and nothrow forms of the standard library all end in these.
+void* operator new(std::size_t bytes) { return treeattn::tools::or_throw(treeattn::tools::allocate(bytes)); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return treeattn::tools::or_throw(treeattn::tools::allocate(bytes, static_cast<std::size_t>(alignment)));
+}
+void operator delete(void* memory) noexcept { treeattn::tools::release(memory); }
+void operator delete(void* memory, std::size_t) noexcept { treeattn::tools::release(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { treeattn::tools::release(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { treeattn::tools::release(memory); }

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// treeattn info: what this machine is, what this build can use of it, and how fast it reads memory.
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/machine.h"
+#include "base/read_bandwidth.h"
+#include "command.h"
+#include "table.h"
+#include "treeattn/attention.h"
+#include "treeattn/version.h"
+
+namespace treeattn::tools {
+namespace {
+
+constexpr int kRepeats = 7;
+
+struct Backend {
+  std::string_view name;
+  std::string_view what;
+  bool usable;
+};
+
+constexpr Backend kBackends[] = {
+    {"cpu", "SIMD kernels, one thread per core", true},
+    {"reference", "double precision, plain loops; what verify checks against", true},
+};
+
+struct Info {
+  base::Machine machine;
+  std::size_t available_memory = 0;
+  std::string_view isa;
+  std::vector<std::string_view> isas;
+  base::Bandwidth one_thread;
+  base::Bandwidth all_threads;
+  std::size_t probe_bytes = 0;
+};
+
+Info gather() {
+  Info info;
+  info.isa = active_isa();  // first: a wrong TREEATTN_ISA is reported before any waiting
+  info.isas = available_isas();
+  info.machine = base::read_machine();
+  info.available_memory = base::available_memory();
+  ThreadPool one(1);
+  ThreadPool all(ThreadPool::available_cores());
+  base::ReadBandwidthProbe probe(all);
+  info.probe_bytes = probe.bytes();
+  info.one_thread = probe.measure(one, kRepeats);
+  info.all_threads = probe.measure(all, kRepeats);
+  return info;
+}
+
+std::string size_or_unknown(std::size_t bytes) { return bytes == 0 ? "unknown" : format_bytes(bytes); }
+
+void print_text(const Info& info) {
+  const base::Machine& machine = info.machine;
+  fmt::print("treeattn {}\n\n", kVersion);
+  fmt::print("processor       {} ({}), {} of {} cores usable\n", machine.cpu_model, machine.architecture,
+             machine.usable_cores, machine.logical_cores);
+  fmt::print("caches          L1d {}, L2 {}, L3 {}\n", size_or_unknown(machine.l1d_bytes),
+             size_or_unknown(machine.l2_bytes), size_or_unknown(machine.l3_bytes));
+  fmt::print("memory          {}, {} available, pages of {}\n", size_or_unknown(machine.memory_bytes),
+             size_or_unknown(info.available_memory), size_or_unknown(machine.page_bytes));
+  fmt::print("read bandwidth  {:.1f} GB/s with one thread, {:.1f} GB/s with {} (best of {} over {})\n",
+             info.one_thread.best, info.all_threads.best, machine.usable_cores, kRepeats,
+             format_bytes(info.probe_bytes));
+  fmt::print("instructions    {}", info.isa);
+  std::string others;
+  for (const std::string_view isa : info.isas) {
+    if (isa != info.isa) others += fmt::format("{}{}", others.empty() ? "" : ", ", isa);
+  }
+  if (!others.empty()) fmt::print(" (also available: {}; choose with TREEATTN_ISA)", others);
+  fmt::print("\nbackends\n");
+  for (const Backend& backend : kBackends) {
+    fmt::print("  {:<12}{}{}\n", backend.name, backend.usable ? "" : "not usable here: ", backend.what);
+  }
+}
+
+void print_json(const Info& info) {
+  const base::Machine& machine = info.machine;
+  nlohmann::ordered_json out;
+  out["version"] = kVersion;
+  out["cpu"] = machine.cpu_model;
+  out["architecture"] = machine.architecture;
+  out["isa"] = info.isa;
+  out["isas"] = info.isas;
+  out["cores"] = machine.logical_cores;
+  out["usable_cores"] = machine.usable_cores;
+  out["l1d_bytes"] = machine.l1d_bytes;
+  out["l2_bytes"] = machine.l2_bytes;
+  out["l3_bytes"] = machine.l3_bytes;
+  out["memory_bytes"] = machine.memory_bytes;
+  out["available_memory_bytes"] = info.available_memory;
+  out["page_bytes"] = machine.page_bytes;
+  out["read_gb_s_one_thread"] = info.one_thread.best;
+  out["read_gb_s_all_threads"] = info.all_threads.best;
+  out["backends"] = nlohmann::ordered_json::array();
+  for (const Backend& backend : kBackends) {
+    nlohmann::ordered_json entry;
+    entry["name"] = backend.name;
+    entry["usable"] = backend.usable;
+    out["backends"].push_back(std::move(entry));
+  }
+  fmt::print("{}\n", out.dump());
+}
+
+}  // namespace
+
+Command add_info(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand("info", "This machine: processor, memory, measured bandwidth, backends");
+  auto json = std::make_shared<bool>(false);
+  app->add_flag("--json", *json, "One JSON object instead of text; docs/cli.md explains the keys");
+  app->footer("Examples:\n  treeattn info\n  treeattn info --json | python3 -m json.tool");
+  return {app, [json] {
+            const Info info = gather();
+            *json ? print_json(info) : print_text(info);
+            return kOk;
+          }};
+}
+
+}  // namespace treeattn::tools

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// The `treeattn` command: finds the subcommand, runs it, and turns what it throws into an exit code.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "command.h"
+#include "treeattn/error.h"
+#include "treeattn/version.h"
+
+namespace treeattn::tools {
+namespace {
+
+constexpr char kFooter[] = R"(Examples:
+  treeattn info                                   what this machine is and how fast it reads memory
+  treeattn verify                                 check every kernel against a double-precision reference
+  treeattn bench attention --quick                a first look at the speed
+  treeattn bench attention --heads 32 --kv-heads 8 --dtype bf16 --tokens 128k
+
+Every subcommand has its own --help, with examples.
+
+Environment:
+  TREEATTN_ISA   the instruction set to use instead of the best one; `treeattn info` lists them
+
+Exit codes:
+  0  all is well
+  1  a check failed, or something went wrong inside
+  2  bad usage or bad input
+  3  something asked for is not on this machine (instruction set, device, memory))";
+
+int fail(const char* message, int code) {
+  fmt::print(stderr, "treeattn: {}\n", message);
+  return code;
+}
+
+// "info, verify, bench": the subcommands of an app.
+std::string names_of(const CLI::App& app) {
+  std::string out;
+  for (const CLI::App* sub : app.get_subcommands({})) out += (out.empty() ? "" : ", ") + sub->get_name();
+  return out;
+}
+
+// CLI11 says that a subcommand is missing; this says which word was taken for one and what would be.
+std::string missing_subcommand(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* deepest = &app;
+  int next = 1;
+  for (; next < argc; ++next) {
+    const auto named = deepest->get_subcommands([&](const CLI::App* sub) { return sub->get_name() == argv[next]; });
+    if (named.empty()) break;
+    deepest = named.front();
+  }
+  const std::string word = next < argc ? fmt::format("is \"{}\"", argv[next]) : "is missing";
+  return fmt::format("the subcommand of {} {}; accepted: {}", deepest->get_name(), word, names_of(*deepest));
+}
+
+// Help, version and bad usage all arrive as exceptions.
+int report(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+  if (error.get_exit_code() == 0) return app.exit(error);
+  const bool missing = error.get_name() == "RequiredError";
+  const std::string message = missing ? missing_subcommand(app, argc, argv) : error.what();
+  fmt::print(stderr, "treeattn: {}\nRun treeattn --help, or --help after a subcommand, for all there is.\n", message);
+  return kBadUsage;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Exact tree attention: facts, checks and benchmarks.", "treeattn");
+  app.footer(kFooter);
+  app.set_version_flag("--version", fmt::format("treeattn {}", kVersion));
+  app.require_subcommand(1);
+
+  CLI::App* bench = app.add_subcommand("bench", "Measure speed, next to what the machine could do at best");
+  bench->require_subcommand(1);
+  bench->footer("Example:\n  treeattn bench attention --quick");
+
+  const std::vector<Command> commands = {add_info(app), add_verify(app), add_bench_attention(*bench)};
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return report(app, error, argc, argv);
+  }
+  for (const Command& command : commands) {
+    if (command.app->parsed()) return command.run();
+  }
+  return kBadUsage;
+}
+
+}  // namespace
+}  // namespace treeattn::tools
+
+int main(int argc, char** argv) {
+  using namespace treeattn;
+  try {
+    return tools::run(argc, argv);
+  } catch (const InvalidArgument& error) {
+    return tools::fail(error.what(), tools::kBadUsage);
+  } catch (const Unavailable& error) {
+    return tools::fail(error.what(), tools::kUnavailable);
+  } catch (const std::bad_alloc&) {
+    return tools::fail("not enough memory for this", tools::kUnavailable);
+  } catch (const std::exception& error) {
+    return tools::fail(error.what(), tools::kCheckFailed);
+  }
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parsing and checking of the shape options.
+#include "options.h"
+
+#include <charconv>
+#include <functional>
+
+#include "base/check.h"
+
+namespace treeattn::tools {
+namespace {
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+constexpr std::int64_t kMostHeads = 65536;
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> out;
+  std::size_t begin = 0;
+  while (true) {
+    const std::size_t comma = list.find(',', begin);
+    out.push_back(list.substr(begin, comma - begin));
+    if (comma == std::string::npos) return out;
+    begin = comma + 1;
+  }
+}
+
+DType parse_dtype_option(std::string_view option, const std::string& text, bool quantised) {
+  const char* accepted = quantised ? "float32 (f32), float16 (f16), bfloat16 (bf16), int8, fp8"
+                                   : "float32 (f32), float16 (f16), bfloat16 (bf16)";
+  try {
+    const DType dtype = parse_dtype(text);
+    if (quantised || (dtype != DType::kInt8 && dtype != DType::kFp8E4M3)) return dtype;
+  } catch (const InvalidArgument&) {
+  }
+  base::throw_invalid("{} is \"{}\"; accepted: {}", option, text, accepted);
+}
+
+Layout parse_layout(const std::string& text) {
+  if (text.empty() || text == "tokens_first") return Layout::kTokensFirst;
+  if (text == "heads_first") return Layout::kHeadsFirst;
+  base::throw_invalid("--layout is \"{}\"; accepted: tokens_first, heads_first", text);
+}
+
+std::size_t product(std::initializer_list<std::int64_t> factors) {
+  std::size_t out = 1;
+  for (const std::int64_t factor : factors) {
+    base::require(!__builtin_mul_overflow(out, static_cast<std::size_t>(factor), &out),
+                  "the shape has more bytes than fit in {} bits; accepted: smaller numbers", 8 * sizeof(out));
+  }
+  return out;
+}
+
+void check(const Shape& shape) {
+  base::require(shape.head_dim % 8 == 0, "--head-dim is {}; accepted: 16 to 256 in steps of 8", shape.head_dim);
+  base::require(shape.heads % shape.kv_heads == 0, "--kv-heads is {}; accepted: numbers that divide --heads, {}",
+                shape.kv_heads, shape.heads);
+  base::require(!shape.causal || shape.queries <= shape.tokens,
+                "--queries is {}; accepted with --causal: 1 to --tokens, {} (the queries are the last tokens)",
+                shape.queries, shape.tokens);
+  // So that no later sum of bytes can wrap round.
+  product({64, shape.batch, shape.tokens, shape.kv_heads, shape.head_dim});
+  product({64, shape.batch, shape.queries, shape.heads, shape.head_dim});
+}
+
+}  // namespace
+
+std::int64_t parse_count(std::string_view option, std::string_view text, std::int64_t least, std::int64_t most) {
+  std::int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  const std::string_view suffix(stop, static_cast<std::size_t>(end - stop));
+  std::int64_t unit = 0;
+  if (suffix.empty()) unit = 1;
+  if (suffix == "k" || suffix == "K") unit = 1 << 10;
+  if (suffix == "m" || suffix == "M") unit = 1 << 20;
+  const bool good = error == std::errc() && unit != 0 && !__builtin_mul_overflow(value, unit, &value);
+  base::require(good && value >= least && value <= most,
+                "{} is \"{}\"; accepted: whole numbers from {} to {} (k and m stand for 1024 and 1024 x 1024)", option,
+                text, least, most);
+  return value;
+}
+
+DType default_q_dtype(DType kv_dtype) {
+  return kv_dtype == DType::kInt8 || kv_dtype == DType::kFp8E4M3 ? DType::kFloat32 : kv_dtype;
+}
+
+std::size_t Shape::kv_bytes() const {
+  const std::size_t rows = product({2, batch, tokens, kv_heads});
+  const std::size_t row_bytes = static_cast<std::size_t>(head_dim) * dtype_size(dtype);
+  return rows * (row_bytes + (dtype == DType::kInt8 ? sizeof(float) : 0));
+}
+
+std::size_t Shape::q_bytes() const { return product({batch, queries, heads, head_dim}) * dtype_size(q_dtype); }
+
+std::size_t Shape::out_bytes() const { return product({batch, queries, heads, head_dim}) * sizeof(float); }
+
+double Shape::visible_pairs() const {
+  const double all = static_cast<double>(queries) * static_cast<double>(tokens);
+  // Query i is token tokens - queries + i; the later ones are hidden from it.
+  const double hidden = causal ? static_cast<double>(queries) * static_cast<double>(queries - 1) / 2 : 0;
+  return static_cast<double>(batch) * (all - hidden);
+}
+
+void ShapeOptions::add_to(CLI::App& app) {
+  const std::string group = "Shape";
+  app.add_option("--heads", heads, "Query heads (default 16)")->type_name("N")->group(group);
+  app.add_option("--kv-heads", kv_heads, "Heads of K and V; a list is measured one by one (default: as --heads)")
+      ->type_name("LIST")
+      ->group(group);
+  app.add_option("--head-dim", head_dim, "Elements of a head, 16 to 256 in steps of 8 (default 128)")
+      ->type_name("N")
+      ->group(group);
+  app.add_option("--dtype", dtype, "Type of K and V, or a list: float32 float16 bfloat16 int8 fp8 (default bfloat16)")
+      ->type_name("LIST")
+      ->group(group);
+  app.add_option("--tokens", tokens, "Keys in the cache, or a list; 128k is 131072 (default 8192)")
+      ->type_name("LIST")
+      ->group(group);
+  app.add_option("--batch", batch, "Sequences (default 1)")->type_name("N")->group(group);
+  app.add_option("--queries", queries, "Query tokens per sequence: 1 is decode, many is prefill (default 1)")
+      ->type_name("N")
+      ->group(group);
+  app.add_option("--q-dtype", q_dtype, "Type of the queries (default: as --dtype; float32 for int8 and fp8)")
+      ->type_name("TYPE")
+      ->group(group);
+  app.add_option("--layout", layout, "Of K and V: tokens_first or heads_first (default tokens_first)")
+      ->type_name("NAME")
+      ->group(group);
+  app.add_flag("--causal", causal, "Hide later keys; the queries are the last tokens")->group(group);
+}
+
+bool ShapeOptions::any() const {
+  for (const std::string* text : {&heads, &kv_heads, &head_dim, &dtype, &tokens, &batch, &queries, &q_dtype, &layout}) {
+    if (!text->empty()) return true;
+  }
+  return causal;
+}
+
+std::vector<Shape> ShapeOptions::shapes() const {
+  const auto or_else = [](const std::string& text, const char* other) { return text.empty() ? other : text; };
+  Shape shape;
+  shape.heads = parse_count("--heads", or_else(heads, "16"), 1, kMostHeads);
+  shape.head_dim = parse_count("--head-dim", or_else(head_dim, "128"), 16, 256);
+  shape.batch = parse_count("--batch", or_else(batch, "1"), 1, kMostHeads);
+  shape.queries = parse_count("--queries", or_else(queries, "1"), 1, kMostTokens);
+  shape.layout = parse_layout(layout);
+  shape.causal = causal;
+  std::vector<Shape> out;
+  for (const std::string& kv : split(kv_heads.empty() ? std::to_string(shape.heads) : kv_heads)) {
+    shape.kv_heads = parse_count("--kv-heads", kv, 1, kMostHeads);
+    for (const std::string& type : split(or_else(dtype, "bfloat16"))) {
+      shape.dtype = parse_dtype_option("--dtype", type, true);
+      shape.q_dtype = q_dtype.empty() ? default_q_dtype(shape.dtype) : parse_dtype_option("--q-dtype", q_dtype, false);
+      for (const std::string& count : split(or_else(tokens, "8192"))) {
+        shape.tokens = parse_count("--tokens", count, 1, kMostTokens);
+        check(shape);
+        out.push_back(shape);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace treeattn::tools

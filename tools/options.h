@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shape of an attention call as options that the bench commands share.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "treeattn/dtype.h"
+
+namespace treeattn::tools {
+
+enum class Layout { kTokensFirst, kHeadsFirst };
+
+// One attention call.
+struct Shape {
+  std::int64_t batch = 1;
+  std::int64_t heads = 16;
+  std::int64_t kv_heads = 16;
+  std::int64_t head_dim = 128;
+  std::int64_t tokens = 8192;
+  std::int64_t queries = 1;
+  DType dtype = DType::kBFloat16;  // of K and V
+  DType q_dtype = DType::kBFloat16;
+  bool causal = false;
+  Layout layout = Layout::kTokensFirst;
+
+  // Bytes of K and V together, row scales included.
+  std::size_t kv_bytes() const;
+  std::size_t q_bytes() const;
+  std::size_t out_bytes() const;
+  // Pairs of query and key, per head and summed over the batch, that the mask lets through.
+  double visible_pairs() const;
+};
+
+// The text given for each option; empty means not given. Text and not numbers, so that every message can name the value
+// and what is accepted, and so that tokens can be written as 128k.
+struct ShapeOptions {
+  std::string heads;
+  std::string kv_heads;  // list
+  std::string head_dim;
+  std::string dtype;   // list
+  std::string tokens;  // list
+  std::string batch;
+  std::string queries;
+  std::string q_dtype;
+  std::string layout;
+  bool causal = false;
+
+  void add_to(CLI::App& app);
+  // Whether any was given.
+  bool any() const;
+  // The product of the lists, checked. Throws InvalidArgument.
+  std::vector<Shape> shapes() const;
+};
+
+// float32, float16 and bfloat16 serve as they are; a quantised cache is read with float32 queries.
+DType default_q_dtype(DType kv_dtype);
+
+// A whole number from least to most, with k and m for 1024 and 1024^2. `option` is for the message.
+std::int64_t parse_count(std::string_view option, std::string_view text, std::int64_t least, std::int64_t most);
+
+}  // namespace treeattn::tools
