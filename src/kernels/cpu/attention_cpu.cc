@@ -19,7 +19,7 @@ namespace {
 
 // Rows that share a KV head and are worked on together: their sums must stay in the nearest caches.
 constexpr std::int64_t kRowsPerHead = 64;
-constexpr std::int64_t kRowsPerUnit = 128;
+constexpr std::int64_t kRowsPerUnit = kMaxRowsPerCall;
 // Tasks per thread that make dynamic scheduling even.
 constexpr std::int64_t kTasksPerThread = 4;
 

@@ -22,6 +22,8 @@ const CpuTarget* neon_bf16_target(const CpuTarget& neon) {
     improved.supported = has_neon_bf16;
     improved.plain = &neon;
     use_neon_bf16(improved);
+    use_neon_f16(improved);
+    use_neon_int8(improved);
     return improved;
   }();
   return &target;
@@ -67,6 +69,8 @@ ErrorModel error_model(const CpuTarget& target, const Problem& problem) {
   ErrorModel model;
   model.unit_roundoff = k.unit_roundoff > v.unit_roundoff ? k.unit_roundoff : v.unit_roundoff;
   model.weight_error = 0x1p-22 + v.weight_error;
+  model.query_error = k.query_error;
+  model.weight_floor = v.weight_floor;
   model.serial_terms = kTileTokens;
   return model;
 }

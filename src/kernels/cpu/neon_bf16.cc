@@ -10,6 +10,7 @@
 #include <arm_neon.h>
 
 #include "kernels/cpu/targets.h"
+#include "kernels/cpu/unroll.h"
 
 namespace treeattn::kernels {
 namespace {
@@ -49,6 +50,7 @@ void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed
   header->pairs = (rows * header->limbs + 1) / 2;
   std::uint16_t* out = reinterpret_cast<std::uint16_t*>(header + 1);
   for (int pair = 0; pair < header->pairs; ++pair) {
+    TREEATTN_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int limb_row = 2 * pair + half;
       for (int d = 0; d < dim; ++d) {
@@ -81,30 +83,39 @@ bfloat16x8_t zip2_64(bfloat16x8_t a, bfloat16x8_t b) {
 template <int P>
 void dot_pairs(const std::uint16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, float* sums) {
   float32x4_t acc[P][4];
+  TREEATTN_UNROLL
   for (int p = 0; p < P; ++p) {
+    TREEATTN_UNROLL
     for (int t = 0; t < 4; ++t) acc[p][t] = vdupq_n_f32(0.0f);
   }
   const std::byte* row[8];
+  TREEATTN_UNROLL
   for (int t = 0; t < 8; ++t) row[t] = k[t] + offset;
   for (int d = 0; d < dim; d += 8) {
     bfloat16x8_t low[4], high[4];
+    TREEATTN_UNROLL
     for (int t = 0; t < 4; ++t) {
       const bfloat16x8_t a = load8(row[2 * t] + 2 * d);
       const bfloat16x8_t b = load8(row[2 * t + 1] + 2 * d);
       low[t] = zip1_64(a, b);
       high[t] = zip2_64(a, b);
     }
+    TREEATTN_UNROLL
     for (int p = 0; p < P; ++p) {
       const std::uint16_t* block = q + (p * dim + d) * 2;
       const bfloat16x8_t q_low = vreinterpretq_bf16_u16(vld1q_u16(block));
       const bfloat16x8_t q_high = vreinterpretq_bf16_u16(vld1q_u16(block + 8));
+      TREEATTN_UNROLL
       for (int t = 0; t < 4; ++t) acc[p][t] = vbfmmlaq_f32(acc[p][t], q_low, low[t]);
+      TREEATTN_UNROLL
       for (int t = 0; t < 4; ++t) acc[p][t] = vbfmmlaq_f32(acc[p][t], q_high, high[t]);
     }
   }
   // acc = {row 0 token 0, row 0 token 1, row 1 token 0, row 1 token 1}: unzip into token order.
+  TREEATTN_UNROLL
   for (int p = 0; p < P; ++p) {
     float* out = sums + 2 * p * kTileTokens;
+    TREEATTN_UNROLL
     for (int t = 0; t < 4; t += 2) {
       const float64x2_t a = vreinterpretq_f64_f32(acc[p][t]);
       const float64x2_t b = vreinterpretq_f64_f32(acc[p][t + 1]);
@@ -118,6 +129,7 @@ void dot_pairs(const std::uint16_t* q, int dim, const std::byte* const* k, std::
 void dot_single(const std::uint16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, float* sums) {
   float32x4_t acc[8];
   const std::byte* row[8];
+  TREEATTN_UNROLL
   for (int t = 0; t < 8; ++t) {
     acc[t] = vdupq_n_f32(0.0f);
     row[t] = k[t] + offset;
@@ -126,8 +138,10 @@ void dot_single(const std::uint16_t* q, int dim, const std::byte* const* k, std:
     // The packed pair interleaves two rows in runs of 4; the second one is empty here.
     const bfloat16x8_t x = zip1_64(load8(reinterpret_cast<const std::byte*>(q + 2 * d)),
                                    load8(reinterpret_cast<const std::byte*>(q + 2 * d + 8)));
+    TREEATTN_UNROLL
     for (int t = 0; t < 8; ++t) acc[t] = vbfdotq_f32(acc[t], x, load8(row[t] + 2 * d));
   }
+  TREEATTN_UNROLL
   for (int t = 0; t < 8; t += 4) {
     const float32x4_t a = vpaddq_f32(acc[t], acc[t + 1]), b = vpaddq_f32(acc[t + 2], acc[t + 3]);
     vst1q_f32(sums + t, vpaddq_f32(a, b));
@@ -175,6 +189,7 @@ void dot_head(const PackedHeader* header, int rows, int dim, const std::byte* co
 void dot(const DotArgs& args) {
   for (int t = 0; t < args.tokens; t += 8) {
     const std::byte* k[8];
+    TREEATTN_UNROLL
     for (int i = 0; i < 8; ++i) k[i] = args.k.rows[t + i < args.tokens ? t + i : args.tokens - 1];
     for (int h = 0; h < args.heads; ++h) {
       const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
@@ -220,12 +235,15 @@ template <int R, int Q>
 void accumulate_tokens(const bfloat16x8_t (&weights)[R][Q], const std::byte* const (&v)[4 * Q], int dim, float* sums) {
   for (int d = 0; d < dim; d += 8) {
     Transposed x[Q];
+    TREEATTN_UNROLL
     for (int j = 0; j < Q; ++j) {
       x[j] = transpose(v[4 * j] + 2 * d, v[4 * j + 1] + 2 * d, v[4 * j + 2] + 2 * d, v[4 * j + 3] + 2 * d);
     }
+    TREEATTN_UNROLL
     for (int i = 0; i < R; ++i) {
       float* o = sums + i * 2 * dim + 2 * d;
       float32x4_t a = vld1q_f32(o), b = vld1q_f32(o + 4), c = vld1q_f32(o + 8), e = vld1q_f32(o + 12);
+      TREEATTN_UNROLL
       for (int j = 0; j < Q; ++j) {
         a = vbfmmlaq_f32(a, weights[i][j], x[j].d01);
         b = vbfmmlaq_f32(b, weights[i][j], x[j].d23);
@@ -242,10 +260,13 @@ template <int R, int Q>
 void accumulate_rows(const AccumulateArgs& args, int t, int h, int r) {
   alignas(16) static constexpr std::byte kZeros[2 * kMaxHeadDim] = {};
   const std::byte* v[4 * Q];
+  TREEATTN_UNROLL
   for (int i = 0; i < 4 * Q; ++i) v[i] = t + i < args.tokens ? args.v.rows[t + i] + h * args.v.head_bytes : kZeros;
   bfloat16x8_t weights[R][Q];
+  TREEATTN_UNROLL
   for (int i = 0; i < R; ++i) {
     const float* w = args.weights + (h * args.rows + r + i) * kTileTokens + t;
+    TREEATTN_UNROLL
     for (int j = 0; j < Q; ++j) {
       float some[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       const bool whole = t + 4 * j + 4 <= args.tokens;

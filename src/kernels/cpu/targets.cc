@@ -61,7 +61,7 @@ double fma_burst(long iterations) {
 template <class T>
 constexpr TileOps ops_for() {
   return {packed_query_bytes, pack_queries, dot<T>, accumulate<T>, sum_floats, unpack_sums, promote<T>,
-          0x1p-24,            0.0};
+          0x1p-24,            0.0,          0.0,    0.0};
 }
 
 #if HWY_TARGET == HWY_AVX3

@@ -11,8 +11,10 @@ namespace treeattn::kernels {
 // Those written once over Highway vectors, best first. The last one runs anywhere.
 std::span<const CpuTarget* const> highway_targets();
 
-// Replaces entries of a NEON table by what BF16, FP16FML and I8MM instructions do better. Does nothing where the library
-// was not built for aarch64; to be used only if has_neon_bf16().
+// Each replaces the entries of one K/V type in a NEON table by what newer instructions do better: BFMMLA, FMLAL, SMMLA.
+// They do nothing where the library was not built for aarch64; to be used only if has_neon_bf16().
 void use_neon_bf16(CpuTarget& target);
+void use_neon_f16(CpuTarget& target);
+void use_neon_int8(CpuTarget& target);
 
 }  // namespace treeattn::kernels

@@ -23,6 +23,8 @@ namespace treeattn::kernels {
 inline constexpr int kTileTokens = 64;
 inline constexpr int kTokenBlock = 4;
 inline constexpr int kMaxHeadDim = 256;
+// Most heads * rows of one call, except on float32 keys and values, which have no such limit.
+inline constexpr int kMaxRowsPerCall = 128;
 
 // A tile's rows: head h of token t is at rows[t] + h * head_bytes. The table is padded to a multiple of kTokenBlock with
 // copies of its last entry, so that dot may compute whole blocks; nothing may come of the padding.
@@ -85,7 +87,9 @@ struct TileOps {
   // out [tokens, dim] float32, head 0 of the rows
   void (*promote)(const TileRows& in, int tokens, int dim, float* out);
   double unit_roundoff;  // of the operations in dot and accumulate
-  double weight_error;   // relative error of using a float32 weight in accumulate
+  double weight_error;   // relative error of a float32 weight as accumulate uses it
+  double query_error;    // error of a query's element as dot uses it, relative to the row's largest
+  double weight_floor;   // error of a weight as accumulate uses it, relative to the tile's largest
 };
 
 // One instruction set.

@@ -66,12 +66,13 @@ Logit make_logit(const Problem& problem, const ErrorModel& model, const double* 
   const double u = model.unit_roundoff;
   const auto dims = static_cast<double>(problem.q.head_dim);
   const double scale = problem.scale;
-  double dot = 0, magnitude = 0, k_sum = 0;
+  double dot = 0, magnitude = 0, k_sum = 0, q_max = 0;
   for (std::int64_t d = 0; d < problem.q.head_dim; ++d) {
     const double product = q[d] * k[d];
     dot += product;
     magnitude += std::fabs(product);
     k_sum += std::fabs(k[d]);
+    q_max = std::max(q_max, std::fabs(q[d]));
   }
   Logit logit;
   logit.value = scale * dot;
@@ -86,6 +87,7 @@ Logit make_logit(const Problem& problem, const ErrorModel& model, const double* 
   const double underflow =
       kTiny * (k_sum + (dims + 4) * factor * std::max(1.0, std::fabs(k_scale)) * std::max(1.0, cap));
   logit.error = gamma(dims + 4, u) * std::fabs(scale) * magnitude + underflow;
+  logit.error += model.query_error * q_max * k_sum * std::fabs(scale);
   if (cap > 0) {
     const double z = std::fabs(logit.value) / cap;
     const double moved = cap * (std::tanh(z) - std::tanh(z - logit.error / cap));
@@ -241,6 +243,11 @@ class RowReference {
   void bound_out(const HeadRows& v, const double* out, double* bound) {
     largest_.assign(index(v.dim), 0.0);
     double largest_separate = 0;
+    double floor = 0;  // of a weight with its value scale
+    for (const Term& term : terms_) {
+      if (term.token < 0 || model_.weight_floor == 0) continue;
+      floor = std::max(floor, model_.weight_floor * share(term, term.common) * std::fabs(v.scale(term.token)));
+    }
     for (const Term& term : terms_) {
       // e^c - 1 for small c; the logarithmic form cannot overflow where c is large and the share is nothing.
       const double moved = term.common < 0.5 ? term.weight / sum_ * std::expm1(term.common) : share(term, term.common);
@@ -250,6 +257,7 @@ class RowReference {
       for (std::int64_t d = 0; d < v.dim; ++d) {
         const double x = value == nullptr ? 0.0 : value[d];
         bound[d] += moved * std::fabs(x - out[d]) + rounded * (std::fabs(x) + std::fabs(out[d]));
+        if (x != 0) bound[d] += floor / std::fabs(v.scale(term.token)) * std::fabs(x);
         largest_[index(d)] = std::max(largest_[index(d)], std::fabs(x));
       }
     }

@@ -12,6 +12,8 @@ namespace treeattn::kernels {
 struct ErrorModel {
   double unit_roundoff = 0x1p-24;  // of one float32 operation (2^-23 where the hardware rounds to odd)
   double weight_error = 0x1p-22;   // relative error of exp2 and of storing one softmax weight
+  double query_error = 0;          // error of an element of q, relative to the largest of its row
+  double weight_floor = 0;         // error of a weight, relative to the largest (value scales included)
   int serial_terms = 64;           // most terms of one tile that one accumulator adds up
   bool carried = true;             // an accumulator goes on from tile to tile through its branch, unmerged
   int tile_tokens = 64;            // fewest keys between two moves of the running maximum, chunk ends apart

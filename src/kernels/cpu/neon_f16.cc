@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+// float16 K and V with FMLAL, which multiplies float16 by float16 into float32: no conversion of K or V, which costs more
+// than the arithmetic. The other factor must be float16 too, so
+//   - a float32 or bfloat16 query row is scaled by a power of two and split into two float16 limbs (22 bits);
+//   - the weights of a tile are scaled likewise. The high limb goes through FMLAL; the low one, 2^-11 of it, through
+//     plain float16 multiply-adds over 8 tokens, whose rounding then is 2^-19 of the weight.
+// What overflows on the way is not finite and is computed again without limbs (CpuTarget::plain).
+//
+// Compiled with flags for these extensions and used only where the processor has them: no inline function of a shared
+// header may be instantiated here, or the linker could give this copy to everybody.
+#include <arm_neon.h>
+
+#include "kernels/cpu/targets.h"
+#include "kernels/cpu/unroll.h"
+
+namespace treeattn::kernels {
+namespace {
+
+constexpr int kTokens = 8;  // worked on together
+
+// Packed queries of a head: the limb count, the factor that undoes each row's scaling, then the limb rows [rows, limbs,
+// dim] in float16.
+struct PackedHeader {
+  int limbs;
+  int rows;
+  int padding[14];
+};
+
+std::size_t scale_bytes(int rows) { return (static_cast<std::size_t>(rows) * sizeof(float) + 63) / 64 * 64; }
+
+std::size_t packed_query_bytes(int rows, int dim) {
+  return sizeof(PackedHeader) + scale_bytes(rows) + static_cast<std::size_t>(rows) * static_cast<std::size_t>(dim) * 4;
+}
+
+const float* row_scales(const PackedHeader* header) { return reinterpret_cast<const float*>(header + 1); }
+const float16_t* limb_rows(const PackedHeader* header) {
+  return reinterpret_cast<const float16_t*>(reinterpret_cast<const std::byte*>(header + 1) + scale_bytes(header->rows));
+}
+
+float power_of_two(int exponent) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(exponent + 127) << 23;
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+
+// The exponent k with largest * 2^k in [2^14, 2^15), held within what keeps the sums in range.
+int scaling_exponent(float largest, int least, int most) {
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &largest, 4);
+  const int k = 14 - (static_cast<int>(bits >> 23 & 0xff) - 127);
+  return k < least ? least : k > most ? most : k;
+}
+
+void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed) {
+  PackedHeader* header = static_cast<PackedHeader*>(packed);
+  header->limbs = q_dtype == DType::kFloat16 ? 1 : 2;
+  header->rows = rows;
+  float* scales = const_cast<float*>(row_scales(header));
+  float16_t* limbs = const_cast<float16_t*>(limb_rows(header));
+  for (int r = 0; r < rows; ++r) {
+    float largest = 0.0f;
+    for (int d = 0; d < dim; ++d) {
+      const float x = __builtin_fabsf(q[r * dim + d]);
+      largest = x > largest ? x : largest;
+    }
+    const int k = header->limbs == 1 ? 0 : scaling_exponent(largest, -100, 100);
+    scales[r] = power_of_two(-k);
+    for (int d = 0; d < dim; ++d) {
+      const float x = q[r * dim + d] * power_of_two(k);
+      const float16_t high = static_cast<float16_t>(x);
+      const float rest = x - static_cast<float>(high);
+      limbs[r * header->limbs * dim + d] = high;
+      if (header->limbs == 2) limbs[(r * 2 + 1) * dim + d] = static_cast<float16_t>(rest == rest ? rest : 0.0f);
+    }
+  }
+}
+
+float16x8_t load8(const std::byte* p) {
+  return vreinterpretq_f16_u16(vld1q_u16(reinterpret_cast<const std::uint16_t*>(p)));
+}
+
+// R limb rows against T tokens. A single row has two sums per token: one chain each cannot keep the pipes busy.
+template <int R, int T>
+void dot_rows(const float16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, float* sums) {
+  constexpr int S = R == 1 ? 2 : 1;
+  float32x4_t acc[R][T][S];
+  TREEATTN_UNROLL
+  for (int r = 0; r < R; ++r) {
+    TREEATTN_UNROLL
+    for (int t = 0; t < T; ++t) {
+      TREEATTN_UNROLL
+      for (int s = 0; s < S; ++s) acc[r][t][s] = vdupq_n_f32(0.0f);
+    }
+  }
+  for (int d = 0; d < dim; d += 8) {
+    float16x8_t x[R];
+    TREEATTN_UNROLL
+    for (int r = 0; r < R; ++r) x[r] = vld1q_f16(q + r * dim + d);
+    TREEATTN_UNROLL
+    for (int t = 0; t < T; ++t) {
+      const float16x8_t y = load8(k[t] + offset + 2 * d);
+      TREEATTN_UNROLL
+      for (int r = 0; r < R; ++r) {
+        acc[r][t][0] = vfmlalq_low_f16(acc[r][t][0], x[r], y);
+        acc[r][t][S - 1] = vfmlalq_high_f16(acc[r][t][S - 1], x[r], y);
+      }
+    }
+  }
+  TREEATTN_UNROLL
+  for (int r = 0; r < R; ++r) {
+    TREEATTN_UNROLL
+    for (int t = 0; t < T; t += 4) {
+      float32x4_t a[4];
+      TREEATTN_UNROLL
+      for (int i = 0; i < 4; ++i) a[i] = S == 2 ? vaddq_f32(acc[r][t + i][0], acc[r][t + i][S - 1]) : acc[r][t + i][0];
+      vst1q_f32(sums + r * kTileTokens + t, vpaddq_f32(vpaddq_f32(a[0], a[1]), vpaddq_f32(a[2], a[3])));
+    }
+  }
+}
+
+template <int R>
+void dot_tokens(const float16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, float* sums) {
+  constexpr int T = R == 1 ? 8 : 4;
+  TREEATTN_UNROLL
+  for (int t = 0; t < kTokens; t += T) dot_rows<R, T>(q, dim, k + t, offset, sums + t);
+}
+
+void dot_head(const PackedHeader* header, int dim, const std::byte* const* k, std::ptrdiff_t offset, float* logits) {
+  const float16_t* q = limb_rows(header);
+  if (header->limbs == 1) {
+    int r = 0;
+    for (; r + 4 <= header->rows; r += 4) dot_tokens<4>(q + r * dim, dim, k, offset, logits + r * kTileTokens);
+    for (; r + 2 <= header->rows; r += 2) dot_tokens<2>(q + r * dim, dim, k, offset, logits + r * kTileTokens);
+    if (r < header->rows) dot_tokens<1>(q + r * dim, dim, k, offset, logits + r * kTileTokens);
+    return;
+  }
+  alignas(16) float sums[4 * kTileTokens];
+  for (int r = 0; r < header->rows; r += 2) {
+    const int rows = r + 1 < header->rows ? 2 : 1;
+    if (rows == 2) {
+      dot_tokens<4>(q + 2 * r * dim, dim, k, offset, sums);
+    } else {
+      dot_tokens<2>(q + 2 * r * dim, dim, k, offset, sums);
+    }
+    for (int i = 0; i < rows; ++i) {
+      TREEATTN_UNROLL
+      for (int t = 0; t < kTokens; t += 4) {
+        const float* limb = sums + 2 * i * kTileTokens + t;
+        const float32x4_t sum = vaddq_f32(vld1q_f32(limb + kTileTokens), vld1q_f32(limb));
+        vst1q_f32(logits + (r + i) * kTileTokens + t, vmulq_n_f32(sum, row_scales(header)[r + i]));
+      }
+    }
+  }
+}
+
+void dot(const DotArgs& args) {
+  for (int t = 0; t < args.tokens; t += kTokens) {
+    const std::byte* k[kTokens];
+    TREEATTN_UNROLL
+    for (int i = 0; i < kTokens; ++i) k[i] = args.k.rows[t + i < args.tokens ? t + i : args.tokens - 1];
+    for (int h = 0; h < args.heads; ++h) {
+      const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
+      dot_head(reinterpret_cast<const PackedHeader*>(q), args.dim, k, h * args.k.head_bytes,
+               args.logits + h * args.rows * kTileTokens + t);
+    }
+  }
+}
+
+int sum_floats(int dim) { return dim; }
+void unpack_sums(const float* sums, int dim, float* out) {
+  __builtin_memcpy(out, sums, sizeof(float) * static_cast<std::size_t>(dim));
+}
+
+// acc += {low half, high half} of v * w[lane].
+#define TREEATTN_FMLAL(lane)                                     \
+  low[i] = vfmlalq_laneq_low_f16(low[i], v[lane], w[i], lane);   \
+  high[i] = vfmlalq_laneq_high_f16(high[i], v[lane], w[i], lane); \
+  rest[i] = vfmaq_laneq_f16(rest[i], v[lane], w_rest[i], lane)
+
+// 8 tokens for R rows of one head: weights as limbs, sums scaled like the weights.
+template <int R>
+void accumulate_tokens(const float16x8_t (&w)[R], const float16x8_t (&w_rest)[R], const std::byte* const* rows, int dim,
+                       float* sums) {
+  const float16x8_t one = vdupq_n_f16(1.0f);
+  for (int d = 0; d < dim; d += 8) {
+    float16x8_t v[kTokens];
+    TREEATTN_UNROLL
+    for (int t = 0; t < kTokens; ++t) v[t] = load8(rows[t] + 2 * d);
+    float32x4_t low[R], high[R];
+    float16x8_t rest[R];
+    TREEATTN_UNROLL
+    for (int i = 0; i < R; ++i) {
+      float* o = sums + i * dim + d;
+      low[i] = vld1q_f32(o);
+      high[i] = vld1q_f32(o + 4);
+      rest[i] = vdupq_n_f16(0.0f);
+      TREEATTN_FMLAL(0);
+      TREEATTN_FMLAL(1);
+      TREEATTN_FMLAL(2);
+      TREEATTN_FMLAL(3);
+      TREEATTN_FMLAL(4);
+      TREEATTN_FMLAL(5);
+      TREEATTN_FMLAL(6);
+      TREEATTN_FMLAL(7);
+      vst1q_f32(o, vfmlalq_low_f16(low[i], rest[i], one));
+      vst1q_f32(o + 4, vfmlalq_high_f16(high[i], rest[i], one));
+    }
+  }
+}
+#undef TREEATTN_FMLAL
+
+// Tokens [t, t + 8) of R rows; rows of zeros, not copies, stand for missing tokens.
+template <int R>
+void accumulate_rows(const AccumulateArgs& args, const float* scale_up, int t, int h, int r) {
+  alignas(16) static constexpr std::byte kZeros[2 * kMaxHeadDim] = {};
+  const std::byte* rows[kTokens];
+  TREEATTN_UNROLL
+  for (int i = 0; i < kTokens; ++i) {
+    rows[i] = t + i < args.tokens ? args.v.rows[t + i] + h * args.v.head_bytes : kZeros;
+  }
+  float16x8_t w[R], w_rest[R];
+  TREEATTN_UNROLL
+  for (int i = 0; i < R; ++i) {
+    const float* from = args.weights + (h * args.rows + r + i) * kTileTokens + t;
+    float some[kTokens] = {};
+    if (t + kTokens > args.tokens) {
+      for (int j = 0; t + j < args.tokens; ++j) some[j] = from[j];
+      from = some;
+    }
+    const float up = scale_up[r + i];
+    const float32x4_t a = vmulq_n_f32(vld1q_f32(from), up), b = vmulq_n_f32(vld1q_f32(from + 4), up);
+    const float16x4_t high_a = vcvt_f16_f32(a), high_b = vcvt_f16_f32(b);
+    w[i] = vcombine_f16(high_a, high_b);
+    w_rest[i] = vcombine_f16(vcvt_f16_f32(vsubq_f32(a, vcvt_f32_f16(high_a))),
+                             vcvt_f16_f32(vsubq_f32(b, vcvt_f32_f16(high_b))));
+  }
+  accumulate_tokens<R>(w, w_rest, rows, args.dim, args.o + (h * args.rows + r) * args.dim);
+}
+
+void multiply(float factor, int dim, float* sums) {
+  if (factor == 1.0f) return;
+  for (int d = 0; d < dim; d += 4) vst1q_f32(sums + d, vmulq_n_f32(vld1q_f32(sums + d), factor));
+}
+
+// The power of two that brings the row's weights to where float16 is finest. Bounded so that the sums, too, fit: below
+// 2^-26 of the largest weight so far there is nothing left to lose.
+float scale_of(const float* weights, int tokens) {
+  float32x4_t largest = vdupq_n_f32(0.0f);
+  int t = 0;
+  for (; t + 4 <= tokens; t += 4) largest = vmaxq_f32(largest, vabsq_f32(vld1q_f32(weights + t)));
+  float m = vmaxvq_f32(largest);
+  for (; t < tokens; ++t) m = __builtin_fabsf(weights[t]) > m ? __builtin_fabsf(weights[t]) : m;
+  return power_of_two(scaling_exponent(m, -40, 40));
+}
+
+void accumulate(const AccumulateArgs& args) {
+  const int all = args.heads * args.rows;
+  float scale_up[kMaxRowsPerCall];
+  for (int i = 0; i < all; ++i) {
+    scale_up[i] = scale_of(args.weights + i * kTileTokens, args.tokens);
+    multiply(args.shrink[i] * scale_up[i], args.dim, args.o + i * args.dim);
+  }
+  for (int t = 0; t < args.tokens; t += kTokens) {
+    for (int h = 0; h < args.heads; ++h) {
+      const float* up = scale_up + h * args.rows;
+      int r = 0;
+      for (; r + 4 <= args.rows; r += 4) accumulate_rows<4>(args, up, t, h, r);
+      for (; r + 2 <= args.rows; r += 2) accumulate_rows<2>(args, up, t, h, r);
+      if (r < args.rows) accumulate_rows<1>(args, up, t, h, r);
+    }
+  }
+  for (int i = 0; i < all; ++i) multiply(1.0f / scale_up[i], args.dim, args.o + i * args.dim);
+}
+
+}  // namespace
+
+void use_neon_f16(CpuTarget& target) {
+  TileOps& ops = target.ops[static_cast<int>(DType::kFloat16)];
+  ops.packed_query_bytes = packed_query_bytes;
+  ops.pack_queries = pack_queries;
+  ops.dot = dot;
+  ops.accumulate = accumulate;
+  ops.sum_floats = sum_floats;
+  ops.unpack_sums = unpack_sums;
+  ops.weight_error = 0x1p-18;
+  ops.query_error = 0x1p-22;
+  ops.weight_floor = 0x1p-37;
+}
+
+}  // namespace treeattn::kernels

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+// int8 K and V with the I8MM matrix instruction: SMMLA multiplies a 2x8 by an 8x2 block of bytes into 2x2 integers, and
+// converts nothing. The other factor must be int8 too, so it is cut into byte limbs of a fixed-point number:
+//   - a query row, relative to its largest element, into three (24 bits: query_error below);
+//   - the weights of a tile, relative to the largest of the row, into two (16 bits: weight_floor below).
+// The sums over a tile are exact integers.
+//
+// Compiled with flags for these extensions and used only where the processor has them: no inline function of a shared
+// header may be instantiated here, or the linker could give this copy to everybody.
+#include <arm_neon.h>
+
+#include "kernels/cpu/targets.h"
+#include "kernels/cpu/unroll.h"
+
+namespace treeattn::kernels {
+namespace {
+
+constexpr int kTokens = 8;  // worked on together
+constexpr int kLimbs = 3;   // of a query element
+
+// Packed queries of a head: rows, then the unit of each row's fixed point, then for every pair of limb rows and every 8
+// dims the 2x8 block that SMMLA takes. Limb row 3 * r + i is limb i, the lowest first, of row r.
+struct PackedHeader {
+  int rows;
+  int pairs;
+  int padding[14];
+};
+
+std::size_t unit_bytes(int rows) { return (static_cast<std::size_t>(rows) * sizeof(float) + 63) / 64 * 64; }
+int pairs_of(int rows) { return (rows * kLimbs + 1) / 2; }
+
+std::size_t packed_query_bytes(int rows, int dim) {
+  return sizeof(PackedHeader) + unit_bytes(rows) +
+         static_cast<std::size_t>(pairs_of(rows)) * 2 * static_cast<std::size_t>((dim + 15) / 16 * 16);
+}
+
+const float* row_units(const PackedHeader* header) { return reinterpret_cast<const float*>(header + 1); }
+const std::int8_t* limb_blocks(const PackedHeader* header) {
+  return reinterpret_cast<const std::int8_t*>(header + 1) + unit_bytes(header->rows);
+}
+
+void pack_queries(const float* q, DType, int rows, int dim, void* packed) {
+  PackedHeader* header = static_cast<PackedHeader*>(packed);
+  header->rows = rows;
+  header->pairs = pairs_of(rows);
+  float* units = const_cast<float*>(row_units(header));
+  std::int8_t* blocks = const_cast<std::int8_t*>(limb_blocks(header));
+  __builtin_memset(blocks, 0, packed_query_bytes(rows, dim) - sizeof(PackedHeader) - unit_bytes(rows));
+  constexpr double kLargest = 127.0 * 65536.0;
+  for (int r = 0; r < rows; ++r) {
+    double largest = 0.0;
+    for (int d = 0; d < dim; ++d) {
+      const double x = __builtin_fabs(static_cast<double>(q[r * dim + d]));
+      largest = x > largest || x != x ? x : largest;
+    }
+    // NaN or infinite: the unit says so, and the leaf is computed again without limbs.
+    units[r] = static_cast<float>(largest / kLargest);
+    const bool usable = largest > 0.0 && largest < 1e300;
+    for (int d = 0; d < dim && usable; ++d) {
+      int rest = static_cast<int>(__builtin_rint(static_cast<double>(q[r * dim + d]) / largest * kLargest));
+      for (int limb = 0; limb < kLimbs; ++limb) {
+        const int byte = ((rest + 128) & 255) - 128;
+        rest = (rest - byte) / 256;
+        const int row = r * kLimbs + limb;
+        blocks[((row / 2 * (dim / 8) + d / 8) * 2 + row % 2) * 8 + d % 8] = static_cast<std::int8_t>(byte);
+      }
+    }
+  }
+}
+
+int8x16_t pair_of(const std::byte* a, const std::byte* b) {
+  return vcombine_s8(vld1_s8(reinterpret_cast<const std::int8_t*>(a)), vld1_s8(reinterpret_cast<const std::int8_t*>(b)));
+}
+int8x16_t zip1_64(int8x16_t a, int8x16_t b) {
+  return vreinterpretq_s8_s64(vzip1q_s64(vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b)));
+}
+int8x16_t zip2_64(int8x16_t a, int8x16_t b) {
+  return vreinterpretq_s8_s64(vzip2q_s64(vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b)));
+}
+int8x16_t load16(const std::byte* p) { return vld1q_s8(reinterpret_cast<const std::int8_t*>(p)); }
+
+// P pairs of limb rows against 8 tokens: integers [2 P][8].
+template <int P>
+void dot_pairs(const std::int8_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, std::int32_t* sums) {
+  int32x4_t acc[P][4];
+  TREEATTN_UNROLL
+  for (int p = 0; p < P; ++p) {
+    TREEATTN_UNROLL
+    for (int t = 0; t < 4; ++t) acc[p][t] = vdupq_n_s32(0);
+  }
+  const std::byte* row[kTokens];
+  TREEATTN_UNROLL
+  for (int t = 0; t < kTokens; ++t) row[t] = k[t] + offset;
+  int d = 0;
+  for (; d + 16 <= dim; d += 16) {
+    int8x16_t low[4], high[4];
+    TREEATTN_UNROLL
+    for (int t = 0; t < 4; ++t) {
+      const int8x16_t a = load16(row[2 * t] + d), b = load16(row[2 * t + 1] + d);
+      low[t] = zip1_64(a, b);
+      high[t] = zip2_64(a, b);
+    }
+    TREEATTN_UNROLL
+    for (int p = 0; p < P; ++p) {
+      const std::int8_t* block = q + (p * dim + d) * 2;
+      const int8x16_t q_low = vld1q_s8(block), q_high = vld1q_s8(block + 16);
+      TREEATTN_UNROLL
+      for (int t = 0; t < 4; ++t) acc[p][t] = vmmlaq_s32(acc[p][t], q_low, low[t]);
+      TREEATTN_UNROLL
+      for (int t = 0; t < 4; ++t) acc[p][t] = vmmlaq_s32(acc[p][t], q_high, high[t]);
+    }
+  }
+  if (d < dim) {  // the last 8 dims
+    TREEATTN_UNROLL
+    for (int p = 0; p < P; ++p) {
+      const int8x16_t x = vld1q_s8(q + (p * dim + d) * 2);
+      TREEATTN_UNROLL
+      for (int t = 0; t < 4; ++t) acc[p][t] = vmmlaq_s32(acc[p][t], x, pair_of(row[2 * t] + d, row[2 * t + 1] + d));
+    }
+  }
+  TREEATTN_UNROLL
+  for (int p = 0; p < P; ++p) {
+    TREEATTN_UNROLL
+    for (int t = 0; t < 4; t += 2) {
+      const int64x2_t a = vreinterpretq_s64_s32(acc[p][t]), b = vreinterpretq_s64_s32(acc[p][t + 1]);
+      vst1q_s32(sums + 2 * p * kTokens + 2 * t, vreinterpretq_s32_s64(vzip1q_s64(a, b)));
+      vst1q_s32(sums + (2 * p + 1) * kTokens + 2 * t, vreinterpretq_s32_s64(vzip2q_s64(a, b)));
+    }
+  }
+}
+
+// The limbs' exact sums, put together: each is below 2^23, so the conversions are exact too.
+void join_limbs(const std::int32_t* sums, float unit, float* logits) {
+  TREEATTN_UNROLL
+  for (int t = 0; t < kTokens; t += 4) {
+    const float32x4_t low = vcvtq_f32_s32(vld1q_s32(sums + t));
+    const float32x4_t middle = vcvtq_f32_s32(vld1q_s32(sums + kTokens + t));
+    const float32x4_t high = vcvtq_f32_s32(vld1q_s32(sums + 2 * kTokens + t));
+    const float32x4_t sum = vfmaq_n_f32(vfmaq_n_f32(low, middle, 256.0f), high, 65536.0f);
+    vst1q_f32(logits + t, vmulq_n_f32(sum, unit));
+  }
+}
+
+void dot_head(const PackedHeader* header, int dim, const std::byte* const* k, std::ptrdiff_t offset, float* logits) {
+  const std::int8_t* q = limb_blocks(header);
+  const float* units = row_units(header);
+  alignas(16) std::int32_t sums[4 * kLimbs * kTokens];
+  // Two rows have three pairs of limb rows.
+  int r = 0;
+  for (; r + 4 <= header->rows; r += 4) {
+    dot_pairs<6>(q + r / 2 * 3 * dim * 2, dim, k, offset, sums);
+    TREEATTN_UNROLL
+    for (int i = 0; i < 4; ++i) join_limbs(sums + i * kLimbs * kTokens, units[r + i], logits + (r + i) * kTileTokens);
+  }
+  for (; r < header->rows; r += 2) {
+    const bool two = r + 1 < header->rows;
+    if (two) {
+      dot_pairs<3>(q + r / 2 * 3 * dim * 2, dim, k, offset, sums);
+    } else {
+      dot_pairs<2>(q + r / 2 * 3 * dim * 2, dim, k, offset, sums);
+    }
+    join_limbs(sums, units[r], logits + r * kTileTokens);
+    if (two) join_limbs(sums + kLimbs * kTokens, units[r + 1], logits + (r + 1) * kTileTokens);
+  }
+}
+
+void dot(const DotArgs& args) {
+  for (int t = 0; t < args.tokens; t += kTokens) {
+    const std::byte* k[kTokens];
+    TREEATTN_UNROLL
+    for (int i = 0; i < kTokens; ++i) k[i] = args.k.rows[t + i < args.tokens ? t + i : args.tokens - 1];
+    for (int h = 0; h < args.heads; ++h) {
+      const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
+      dot_head(reinterpret_cast<const PackedHeader*>(q), args.dim, k, h * args.k.head_bytes,
+               args.logits + h * args.rows * kTileTokens + t);
+    }
+  }
+}
+
+// Sums of a row: dim floats, then the integers of the tile at work, for every pair of dims {high d, high d + 1, low d,
+// low d + 1}, zero between tiles.
+int sum_floats(int dim) { return 3 * dim; }
+void unpack_sums(const float* sums, int dim, float* out) {
+  __builtin_memcpy(out, sums, sizeof(float) * static_cast<std::size_t>(dim));
+}
+
+std::int32_t* integers_of(float* sums, int dim) { return reinterpret_cast<std::int32_t*>(sums + dim); }
+
+// 8 tokens by 16 dims (or 8, upper half unused), transposed into blocks of {dim, dim + 1} x 8 tokens.
+struct Transposed {
+  int8x16_t pair[8];
+};
+inline Transposed transpose(const int8x16_t (&r)[8]) {
+  const auto zip16 = [](int8x16_t a, int8x16_t b, bool upper) {
+    const int16x8_t x = vreinterpretq_s16_s8(a), y = vreinterpretq_s16_s8(b);
+    return vreinterpretq_s8_s16(upper ? vzip2q_s16(x, y) : vzip1q_s16(x, y));
+  };
+  const auto zip32 = [](int8x16_t a, int8x16_t b, bool upper) {
+    const int32x4_t x = vreinterpretq_s32_s8(a), y = vreinterpretq_s32_s8(b);
+    return vreinterpretq_s8_s32(upper ? vzip2q_s32(x, y) : vzip1q_s32(x, y));
+  };
+  Transposed out;
+  TREEATTN_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    int8x16_t two[4];  // tokens {0,1} {2,3} {4,5} {6,7}, 8 dims
+    TREEATTN_UNROLL
+    for (int i = 0; i < 4; ++i) two[i] = half ? vzip2q_s8(r[2 * i], r[2 * i + 1]) : vzip1q_s8(r[2 * i], r[2 * i + 1]);
+    TREEATTN_UNROLL
+    for (int quarter = 0; quarter < 2; ++quarter) {
+      const int8x16_t a = zip16(two[0], two[1], quarter == 1), b = zip16(two[2], two[3], quarter == 1);
+      out.pair[4 * half + 2 * quarter] = zip32(a, b, false);
+      out.pair[4 * half + 2 * quarter + 1] = zip32(a, b, true);
+    }
+  }
+  return out;
+}
+
+// 8 tokens for R rows: weights as 2x8 blocks {high limbs; low limbs}.
+template <int R>
+void accumulate_tokens(const int8x16_t (&w)[R], const std::byte* const* rows, int dim, float* sums) {
+  const int stride = 3 * dim;
+  for (int d = 0; d < dim; d += 16) {
+    const int pairs = d + 16 <= dim ? 8 : 4;
+    int8x16_t v[8];
+    TREEATTN_UNROLL
+    for (int t = 0; t < kTokens; ++t) {
+      v[t] = pairs == 8 ? load16(rows[t] + d) : pair_of(rows[t] + d, rows[t] + d);
+    }
+    const Transposed x = transpose(v);
+    TREEATTN_UNROLL
+    for (int i = 0; i < R; ++i) {
+      std::int32_t* o = integers_of(sums + i * stride, dim) + 2 * d;
+      TREEATTN_UNROLL
+      for (int p = 0; p < 8; ++p) {
+        if (p < pairs) vst1q_s32(o + 4 * p, vmmlaq_s32(vld1q_s32(o + 4 * p), w[i], x.pair[p]));
+      }
+    }
+  }
+}
+
+// What brings a row's weights to 16 bits, and back. Two steps up where the weights are too small for one.
+struct FixedPoint {
+  float first;   // weight * first * second is at most 32512 in size
+  float second;
+  float unit;    // one step is worth this
+};
+
+FixedPoint fixed_point_of(const float* weights, int tokens) {
+  float largest = 0.0f;
+  for (int t = 0; t < tokens; ++t) {
+    const float x = __builtin_fabsf(weights[t]);
+    largest = x > largest || x != x ? x : largest;
+  }
+  if (largest == 0.0f) return {0.0f, 0.0f, 0.0f};
+  constexpr float kLargest = 32512.0f;  // 127 * 256
+  const float first = largest < 0x1p-60f ? 0x1p80f : 1.0f;
+  return {first, kLargest / (largest * first), largest / kLargest};
+}
+
+template <int R>
+void accumulate_rows(const AccumulateArgs& args, const FixedPoint* fixed, int t, int h, int r) {
+  alignas(16) static constexpr std::byte kZeros[kMaxHeadDim] = {};
+  const std::byte* rows[kTokens];
+  TREEATTN_UNROLL
+  for (int i = 0; i < kTokens; ++i) {
+    rows[i] = t + i < args.tokens ? args.v.rows[t + i] + h * args.v.head_bytes : kZeros;
+  }
+  int8x16_t w[R];
+  TREEATTN_UNROLL
+  for (int i = 0; i < R; ++i) {
+    const float* from = args.weights + (h * args.rows + r + i) * kTileTokens + t;
+    float some[kTokens] = {};
+    if (t + kTokens > args.tokens) {
+      for (int j = 0; t + j < args.tokens; ++j) some[j] = from[j];
+      from = some;
+    }
+    const FixedPoint& f = fixed[r + i];
+    const auto to_fixed = [&](const float* x) {
+      return vcvtnq_s32_f32(vmulq_n_f32(vmulq_n_f32(vld1q_f32(x), f.first), f.second));
+    };
+    const int16x8_t steps = vcombine_s16(vqmovn_s32(to_fixed(from)), vqmovn_s32(to_fixed(from + 4)));
+    const int8x8_t high = vrshrn_n_s16(steps, 8);  // (steps + 128) >> 8: the low limb fits a signed byte
+    const int8x8_t low = vmovn_s16(vsubq_s16(steps, vshll_n_s8(high, 8)));
+    w[i] = vcombine_s8(high, low);
+  }
+  accumulate_tokens<R>(w, rows, args.dim, args.o + (h * args.rows + r) * 3 * args.dim);
+}
+
+// The tile's integers into the floats, and zero again.
+void fold_integers(float unit, float shrink, int dim, float* sums) {
+  std::int32_t* integers = integers_of(sums, dim);
+  const int32x4_t zero = vdupq_n_s32(0);
+  for (int d = 0; d < dim; d += 4) {
+    const int64x2_t a = vreinterpretq_s64_s32(vld1q_s32(integers + 2 * d));
+    const int64x2_t b = vreinterpretq_s64_s32(vld1q_s32(integers + 2 * d + 4));
+    const int32x4_t high = vreinterpretq_s32_s64(vzip1q_s64(a, b)), low = vreinterpretq_s32_s64(vzip2q_s64(a, b));
+    const float32x4_t sum = vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high, 8), low));
+    vst1q_f32(sums + d, vfmaq_n_f32(vmulq_n_f32(vld1q_f32(sums + d), shrink), sum, unit));
+    vst1q_s32(integers + 2 * d, zero);
+    vst1q_s32(integers + 2 * d + 4, zero);
+  }
+}
+
+void accumulate(const AccumulateArgs& args) {
+  const int all = args.heads * args.rows;
+  FixedPoint fixed[kMaxRowsPerCall];
+  for (int i = 0; i < all; ++i) fixed[i] = fixed_point_of(args.weights + i * kTileTokens, args.tokens);
+  for (int t = 0; t < args.tokens; t += kTokens) {
+    for (int h = 0; h < args.heads; ++h) {
+      const FixedPoint* f = fixed + h * args.rows;
+      int r = 0;
+      for (; r + 4 <= args.rows; r += 4) accumulate_rows<4>(args, f, t, h, r);
+      for (; r + 2 <= args.rows; r += 2) accumulate_rows<2>(args, f, t, h, r);
+      if (r < args.rows) accumulate_rows<1>(args, f, t, h, r);
+    }
+  }
+  for (int i = 0; i < all; ++i) fold_integers(fixed[i].unit, args.shrink[i], args.dim, args.o + i * 3 * args.dim);
+}
+
+}  // namespace
+
+void use_neon_int8(CpuTarget& target) {
+  TileOps& ops = target.ops[static_cast<int>(DType::kInt8)];
+  ops.packed_query_bytes = packed_query_bytes;
+  ops.pack_queries = pack_queries;
+  ops.dot = dot;
+  ops.accumulate = accumulate;
+  ops.sum_floats = sum_floats;
+  ops.unpack_sums = unpack_sums;
+  ops.query_error = 0x1p-23;
+  ops.weight_floor = 0x1p-15;
+}
+
+}  // namespace treeattn::kernels
