@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The canonical order of the reduction: which keys belong to which branch, and where a branch hangs in the tree.
 //
-// The sequence is cut into chunks by global position; chunk c belongs to branch c mod branches. The tree is the complete
-// binary tree over the branches, its leaves in bit-reversed branch order:
+// The sequence is cut into chunks by global position; chunk c belongs to branch c mod branches. The tree is the
+// complete binary tree over the branches, its leaves in bit-reversed branch order:
 //
 //   branches = 8            leaf    0   1   2   3   4   5   6   7
 //                           branch  0   4   2   6   1   5   3   7

@@ -53,7 +53,8 @@ int main() {
     return kSkipped;
   }
   const char* given = std::getenv("TREEATTN_SEED");
-  const std::uint32_t seed = given ? static_cast<std::uint32_t>(std::strtoul(given, nullptr, 10)) : std::random_device{}();
+  const std::uint32_t seed =
+      given ? static_cast<std::uint32_t>(std::strtoul(given, nullptr, 10)) : std::random_device{}();
   std::printf("TREEATTN_SEED=%u\n", seed);
   constexpr std::size_t kRows = 10007, kRowFloats = 130;
   std::vector<float> lower = make_rows(kRows, kRowFloats, seed), higher = make_rows(kRows, kRowFloats, seed + 1);

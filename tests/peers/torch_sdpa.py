@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VENV = ROOT / "build" / "peers-venv"  # made by scripts/peers.sh
@@ -37,12 +38,14 @@ def skip(why):
     sys.exit(77)
 
 
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # not needed here
 try:
     import torch
 except (ImportError, OSError) as error:
-    if (VENV / "bin" / "python").exists() and pathlib.Path(sys.prefix).resolve() != VENV.resolve():
-        sys.stdout.flush()
-        os.execv(VENV / "bin" / "python", ["python", *sys.argv])
+    python = str(VENV / "bin" / "python")
+    if os.path.exists(python) and "TREEATTN_IN_PEERS_VENV" not in os.environ:
+        os.environ["TREEATTN_IN_PEERS_VENV"] = "1"
+        os.execv(python, [python, *sys.argv])  # its own path as argv[0] is how it knows that it is in a venv
     skip(f"torch cannot be imported ({error})")
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 5):
     skip(f"torch {torch.__version__} has no enable_gqa; needed: 2.5 or newer")
@@ -64,7 +67,8 @@ def draw(rng, index):
         "head_dim": head_dim, "v_dim": rng.choice([head_dim, 8 * rng.randint(2, 32)]),
         "heads_first": rng.random() < 0.5,
         "causal": "causal" in kind, "window": rng.randint(1, tokens) if "window" in kind else 0,
-        "scale": rng.choice([1.0, 0.5, 1.7]) / math.sqrt(head_dim),
+        # rounded to float32, which is what we take it as
+        "scale": ctypes.c_float(rng.choice([1.0, 0.5, 1.7]) / math.sqrt(head_dim)).value,
         "lengths": [], "first_query": [], "threads": rng.choice([1, 2, 3]),
     }
     if kind == "causal, first":  # what is_causal means to torch: query 0 is the first token
@@ -75,7 +79,7 @@ def draw(rng, index):
 
 
 def visible(call):
-    """The mask [batch, 1, queries, tokens] from the definitions in treeattn/attention.h; None where torch needs none."""
+    """The mask [batch, 1, queries, tokens], by the definitions in treeattn/attention.h; None where torch needs none."""
     if call["kind"] in ("full", "causal, first"):
         return None
     key = torch.arange(call["tokens"])
@@ -143,9 +147,9 @@ def main():
         for index in range(cases):
             call = draw(rng, index)
             dtype = getattr(torch, call["dtype"])
-            q, k, v = (torch.randn(call["batch"], call[heads], call[length], call[dim]).to(dtype) for heads, length, dim in
-                       (("heads", "queries", "head_dim"), ("kv_heads", "tokens", "head_dim"),
-                        ("kv_heads", "tokens", "v_dim")))
+            shapes = [("heads", "queries", "head_dim"), ("kv_heads", "tokens", "head_dim"),
+                      ("kv_heads", "tokens", "v_dim")]
+            q, k, v = (torch.randn(call["batch"], *(call[name] for name in shape)).to(dtype) for shape in shapes)
             mask = visible(call)
             exact = sdpa(call, q.double(), k.double(), v.double(), mask)
             single = sdpa(call, q.float(), k.float(), v.float(), mask)
@@ -159,8 +163,8 @@ def main():
             failures += not good
             heads, dims = f"{call['heads']}/{call['kv_heads']}", f"{call['head_dim']}/{call['v_dim']}"
             print(f"{index:3} {call['dtype']:8} {call['kind']:13} {call['batch']:5} {call['queries']:7} {heads:>7} "
-                  f"{call['tokens']:6} {dims:>7}  {out_error:9.1e} {single_error:9.1e} {tolerance:9.1e}  {lse_error:9.1e} "
-                  f"{LSE_TOLERANCE:9.1e}{'' if good else '  FAILED: ' + json.dumps(call)}")
+                  f"{call['tokens']:6} {dims:>7}  {out_error:9.1e} {single_error:9.1e} {tolerance:9.1e}  "
+                  f"{lse_error:9.1e} {LSE_TOLERANCE:9.1e}{'' if good else '  FAILED: ' + json.dumps(call)}")
     print(f"{cases - failures} of {cases} calls agree with torch in float64")
     return 1 if failures or cases < 1 else 0
 

@@ -71,8 +71,8 @@ Work plan_work(const Problem& problem, int threads) {
     for (std::int64_t b = 0; b < problem.q.batch; ++b) {
       for (std::int64_t h = 0; h < problem.k.kv_heads; h += heads) {
         const std::int64_t query0 = block * queries;
-        work.units.push_back({b, h, std::min(heads, problem.k.kv_heads - h), query0,
-                              std::min(queries, problem.q.queries - query0)});
+        work.units.push_back(
+            {b, h, std::min(heads, problem.k.kv_heads - h), query0, std::min(queries, problem.q.queries - query0)});
       }
     }
   }

@@ -4,9 +4,9 @@
 
 namespace treeattn::kernels {
 
-bool has_avx512();     // F, BW, DQ, VL
-bool has_avx2();       // with FMA, F16C, BMI2
-bool has_sse4();       // with AES and PCLMUL, as Highway takes it
+bool has_avx512();  // F, BW, DQ, VL
+bool has_avx2();    // with FMA, F16C, BMI2
+bool has_sse4();    // with AES and PCLMUL, as Highway takes it
 bool has_sve();
 bool has_sve_256();    // SVE with vectors of exactly 256 bits
 bool has_neon();       // with AES, as Highway takes it

@@ -16,7 +16,7 @@ namespace HWY_NAMESPACE {
 // out[i] = sum of the lanes of the i-th vector.
 template <class DF, class V>
 HWY_INLINE void store_sums4(DF df, V a, V b, V c, V d, float* out) {
-#if TREEATTN_SCALABLE
+#if TREEATTN_SCALABLE || HWY_TARGET == HWY_SCALAR
   out[0] = hn::GetLane(hn::SumOfLanes(df, a));
   out[1] = hn::GetLane(hn::SumOfLanes(df, b));
   out[2] = hn::GetLane(hn::SumOfLanes(df, c));
@@ -24,9 +24,9 @@ HWY_INLINE void store_sums4(DF df, V a, V b, V c, V d, float* out) {
 #else
   if constexpr (hn::MaxLanes(df) > 4) {
     const hn::Half<DF> dh;
-    store_sums4(dh, hn::Add(hn::LowerHalf(dh, a), hn::UpperHalf(dh, a)),
-                hn::Add(hn::LowerHalf(dh, b), hn::UpperHalf(dh, b)), hn::Add(hn::LowerHalf(dh, c), hn::UpperHalf(dh, c)),
-                hn::Add(hn::LowerHalf(dh, d), hn::UpperHalf(dh, d)), out);
+    store_sums4(
+        dh, hn::Add(hn::LowerHalf(dh, a), hn::UpperHalf(dh, a)), hn::Add(hn::LowerHalf(dh, b), hn::UpperHalf(dh, b)),
+        hn::Add(hn::LowerHalf(dh, c), hn::UpperHalf(dh, c)), hn::Add(hn::LowerHalf(dh, d), hn::UpperHalf(dh, d)), out);
   } else if constexpr (hn::MaxLanes(df) == 4) {
 #if HWY_TARGET == HWY_NEON
     const auto ab = vpaddq_f32(a.raw, b.raw);

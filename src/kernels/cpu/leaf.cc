@@ -70,7 +70,7 @@ struct LeafWorker::Tile {
   const std::byte* v[kTileTokens];
   const float* k_scale[kTileTokens];
   const float* v_scale[kTileTokens];
-  std::int64_t first = 0;   // local index of its first key
+  std::int64_t first = 0;  // local index of its first key
   int tokens = 0;
   bool any_hidden = false;  // some weight is 0
 };
@@ -177,8 +177,8 @@ bool LeafWorker::sums_finite(const float* states, std::int64_t rows) const {
   return true;
 }
 
-// Calls body(keys of the chunk, keys of the tile) for the branch's visible keys in order. Tiles lie on the grid of global
-// positions, so a growing or sliding range never moves their boundaries.
+// Calls body(keys of the chunk, keys of the tile) for the branch's visible keys in order. Tiles lie on the grid of
+// global positions, so a growing or sliding range never moves their boundaries.
 template <class Body>
 void LeafWorker::for_each_tile(int branch, const Body& body) const {
   const KeyRange visible = unit_.visible(problem_);

@@ -12,11 +12,12 @@
 
 namespace treeattn::kernels {
 
-// From this many rows per head on, a unit must have one head only: its tiles are converted to float32 once for all rows.
+// From this many rows per head on, a unit must have one head only: its tiles are converted to float32 once for all
+// rows.
 inline constexpr std::int64_t kPromoteFromRows = 24;
 
-// What is worked on together: the rows of some queries of one sequence, for some KV heads. Each key row is read once for
-// all query rows that share its head. Row order: (head, query, query head in the group).
+// What is worked on together: the rows of some queries of one sequence, for some KV heads. Each key row is read once
+// for all query rows that share its head. Row order: (head, query, query head in the group).
 struct Unit {
   std::int64_t batch = 0;
   std::int64_t head0 = 0;
@@ -73,23 +74,23 @@ class LeafWorker {
   std::unique_ptr<LeafWorker> plain_;  // made when a leaf is not finite
   Unit unit_;
   KeyRange seen_by_all_;  // keys that every query of the unit sees
-  int rows_ = 0;        // per head
-  int sum_floats_ = 0;  // of one row of o_
+  int rows_ = 0;          // per head
+  int sum_floats_ = 0;    // of one row of o_
 
   base::Buffer scratch_;
   std::byte* q_packed_ = nullptr;  // [heads] of packed_query_bytes_
   std::size_t packed_query_bytes_ = 0;
-  float* q_rows_ = nullptr;       // [rows per head, head_dim]
-  float* m_log2_ = nullptr;       // [rows]
-  float* l_ = nullptr;            // [rows]
-  float* o_ = nullptr;            // [rows, sum_floats_]
-  float* logits_ = nullptr;       // [rows, kTileTokens], then weights
-  float* shrink_ = nullptr;       // [rows]
-  float* slopes_ = nullptr;       // [rows] log2 units
-  float* distance_ = nullptr;     // [rows per head]
-  float* k_scales_ = nullptr;     // [kTileTokens]
-  float* v_scales_ = nullptr;     // [kTileTokens]
-  float* promoted_ = nullptr;     // [kTileTokens, head_dim or v_dim]
+  float* q_rows_ = nullptr;        // [rows per head, head_dim]
+  float* m_log2_ = nullptr;        // [rows]
+  float* l_ = nullptr;             // [rows]
+  float* o_ = nullptr;             // [rows, sum_floats_]
+  float* logits_ = nullptr;        // [rows, kTileTokens], then weights
+  float* shrink_ = nullptr;        // [rows]
+  float* slopes_ = nullptr;        // [rows] log2 units
+  float* distance_ = nullptr;      // [rows per head]
+  float* k_scales_ = nullptr;      // [kTileTokens]
+  float* v_scales_ = nullptr;      // [kTileTokens]
+  float* promoted_ = nullptr;      // [kTileTokens, head_dim or v_dim]
   std::int32_t* begin_ = nullptr;  // [rows per head]
   std::int32_t* end_ = nullptr;    // [rows per head]
   bool masked_ = false;

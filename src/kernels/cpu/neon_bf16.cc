@@ -70,7 +70,9 @@ void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed
   }
 }
 
-bfloat16x8_t load8(const std::byte* p) { return vreinterpretq_bf16_u16(vld1q_u16(reinterpret_cast<const std::uint16_t*>(p))); }
+bfloat16x8_t load8(const std::byte* p) {
+  return vreinterpretq_bf16_u16(vld1q_u16(reinterpret_cast<const std::uint16_t*>(p)));
+}
 
 bfloat16x8_t zip1_64(bfloat16x8_t a, bfloat16x8_t b) {
   return vreinterpretq_bf16_u64(vzip1q_u64(vreinterpretq_u64_bf16(a), vreinterpretq_u64_bf16(b)));

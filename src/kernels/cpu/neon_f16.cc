@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// float16 K and V with FMLAL, which multiplies float16 by float16 into float32: no conversion of K or V, which costs more
-// than the arithmetic. The other factor must be float16 too, so
+// float16 K and V with FMLAL, which multiplies float16 by float16 into float32: no conversion of K or V, which costs
+// more than the arithmetic. The other factor must be float16 too, so
 //   - a float32 or bfloat16 query row is scaled by a power of two and split into two float16 limbs (22 bits);
 //   - the weights of a tile are scaled likewise. The high limb goes through FMLAL; the low one, 2^-11 of it, through
 //     plain float16 multiply-adds over 8 tokens, whose rounding then is 2^-19 of the weight.
@@ -173,8 +173,8 @@ void unpack_sums(const float* sums, int dim, float* out) {
 }
 
 // acc += {low half, high half} of v * w[lane].
-#define TREEATTN_FMLAL(lane)                                     \
-  low[i] = vfmlalq_laneq_low_f16(low[i], v[lane], w[i], lane);   \
+#define TREEATTN_FMLAL(lane)                                      \
+  low[i] = vfmlalq_laneq_low_f16(low[i], v[lane], w[i], lane);    \
   high[i] = vfmlalq_laneq_high_f16(high[i], v[lane], w[i], lane); \
   rest[i] = vfmaq_laneq_f16(rest[i], v[lane], w_rest[i], lane)
 

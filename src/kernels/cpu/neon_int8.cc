@@ -69,7 +69,8 @@ void pack_queries(const float* q, DType, int rows, int dim, void* packed) {
 }
 
 int8x16_t pair_of(const std::byte* a, const std::byte* b) {
-  return vcombine_s8(vld1_s8(reinterpret_cast<const std::int8_t*>(a)), vld1_s8(reinterpret_cast<const std::int8_t*>(b)));
+  return vcombine_s8(vld1_s8(reinterpret_cast<const std::int8_t*>(a)),
+                     vld1_s8(reinterpret_cast<const std::int8_t*>(b)));
 }
 int8x16_t zip1_64(int8x16_t a, int8x16_t b) {
   return vreinterpretq_s8_s64(vzip1q_s64(vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b)));
@@ -240,9 +241,9 @@ void accumulate_tokens(const int8x16_t (&w)[R], const std::byte* const* rows, in
 
 // What brings a row's weights to 16 bits, and back. Two steps up where the weights are too small for one.
 struct FixedPoint {
-  float first;   // weight * first * second is at most 32512 in size
+  float first;  // weight * first * second is at most 32512 in size
   float second;
-  float unit;    // one step is worth this
+  float unit;  // one step is worth this
 };
 
 FixedPoint fixed_point_of(const float* weights, int tokens) {

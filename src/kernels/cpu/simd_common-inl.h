@@ -47,13 +47,29 @@ template <class DF>
 HWY_INLINE hn::Vec<DF> load_f32(DF df, const hwy::bfloat16_t* p) {
   const hn::Rebind<std::uint16_t, DF> d16;
   const hn::Rebind<std::uint32_t, DF> d32;
-  return hn::BitCast(df, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(p)))));
+  return hn::BitCast(df,
+                     hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(p)))));
 }
 
 template <class DF>
 HWY_INLINE hn::Vec<DF> load_f32(DF df, const hwy::float16_t* p) {
+#if HWY_TARGET >= HWY_EMU128 || (HWY_ARCH_X86 && HWY_TARGET >= HWY_SSE4)
+  // Without an instruction for it, Highway's conversion takes inf and NaN for numbers. The exponent moves by a product,
+  // which also makes subnormals right.
+  const hn::Rebind<std::uint16_t, DF> d16;
+  const hn::Rebind<std::uint32_t, DF> d32;
+  const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(p)));
+  const auto magnitude = hn::And(bits, hn::Set(d32, 0x7FFFu));
+  const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(d32, 0x8000u)));
+  const auto shifted = hn::ShiftLeft<13>(magnitude);
+  const auto number = hn::BitCast(d32, hn::Mul(hn::BitCast(df, shifted), hn::Set(df, 0x1p112f)));
+  const auto special = hn::Or(shifted, hn::Set(d32, 0x7F800000u));
+  const auto is_special = hn::Gt(magnitude, hn::Set(d32, 0x7BFFu));
+  return hn::BitCast(df, hn::Or(hn::IfThenElse(is_special, special, number), sign));
+#else
   const hn::Rebind<hwy::float16_t, DF> d16;
   return hn::PromoteTo(df, hn::LoadU(d16, p));
+#endif
 }
 
 template <class DF>
@@ -63,8 +79,8 @@ HWY_INLINE hn::Vec<DF> load_f32(DF df, const std::int8_t* p) {
   return hn::ConvertTo(df, hn::PromoteTo(d32, hn::LoadU(d8, p)));
 }
 
-// e4m3fn: sign, 4 bits of exponent with bias 7, 3 of mantissa; all ones is NaN, there is no infinity. The subnormals are
-// converted as integers: as float32 bit patterns they would be subnormal too, which is slow on some processors.
+// e4m3fn: sign, 4 bits of exponent with bias 7, 3 of mantissa; all ones is NaN, there is no infinity. The subnormals
+// are converted as integers: as float32 bit patterns they would be subnormal too, which is slow on some processors.
 template <class DF>
 HWY_INLINE hn::Vec<DF> load_f32(DF df, const Fp8* p) {
   const hn::Rebind<std::uint8_t, DF> d8;
@@ -75,8 +91,8 @@ HWY_INLINE hn::Vec<DF> load_f32(DF df, const Fp8* p) {
   const auto exponent = hn::ShiftRight<3>(magnitude);
   const auto mantissa = hn::And(magnitude, hn::Set(d32, 7u));
   const auto is_normal = hn::Ne(exponent, hn::Zero(d32));
-  const auto normal = hn::BitCast(
-      df, hn::Or(hn::ShiftLeft<23>(hn::Add(exponent, hn::Set(d32, 120u))), hn::ShiftLeft<20>(mantissa)));
+  const auto normal =
+      hn::BitCast(df, hn::Or(hn::ShiftLeft<23>(hn::Add(exponent, hn::Set(d32, 120u))), hn::ShiftLeft<20>(mantissa)));
   const hn::Rebind<std::int32_t, DF> di32;
   const auto subnormal = hn::Mul(hn::ConvertTo(df, hn::BitCast(di32, mantissa)), hn::Set(df, 0x1p-9f));
   const auto value = hn::IfThenElse(hn::RebindMask(df, is_normal), normal, subnormal);

@@ -98,9 +98,10 @@ HWY_INLINE void weigh_row(DF df, const SoftmaxArgs& args, int r, float tile_max,
   const float m_old = args.m_log2[r];
   float m = tile_max > m_old ? tile_max : m_old;
   args.shrink[r] = 1.0f;
-  if (m == merge::kEmptyMax) {
-    // No number among the logits. The maximum may or may not have dropped a NaN, which must not pass for empty.
-    for (int t = 0; t < padded; ++t) m = x[t] != x[t] ? x[t] : m;
+  if (!(m > std::numeric_limits<float>::lowest())) {
+    // Nothing visible, it seems. Slowly and surely: targets differ in what the maximum of -inf and NaN is.
+    m = m_old;
+    for (int t = 0; t < padded; ++t) m = x[t] > m || x[t] != x[t] ? x[t] : m;
   }
   if (m == merge::kEmptyMax) {
     for (int t = 0; t < padded; ++t) x[t] = 0.0f;

@@ -39,7 +39,8 @@ void unpack_sums(const float* sums, int dim, float* out) {
   std::memcpy(out, sums, sizeof(float) * static_cast<std::size_t>(dim));
 }
 
-// Twelve independent sums, what the registers of every target hold. Added in place, as the compiler then needs no moves.
+// Twelve independent sums, what the registers of every target hold. Added in place, as the compiler then needs no
+// moves.
 double fma_burst(long iterations) {
   const hn::ScalableTag<float> df;
   auto a0 = hn::Iota(df, 1.0f), a1 = hn::Iota(df, 2.0f), a2 = hn::Iota(df, 3.0f), a3 = hn::Iota(df, 4.0f);
@@ -60,8 +61,8 @@ double fma_burst(long iterations) {
 
 template <class T>
 constexpr TileOps ops_for() {
-  return {packed_query_bytes, pack_queries, dot<T>, accumulate<T>, sum_floats, unpack_sums, promote<T>,
-          0x1p-24,            0.0,          0.0,    0.0};
+  return {packed_query_bytes, pack_queries, dot<T>, accumulate<T>, sum_floats, unpack_sums,
+          promote<T>,         0x1p-24,      0.0,    0.0,           0.0};
 }
 
 #if HWY_TARGET == HWY_AVX3
@@ -81,12 +82,12 @@ constexpr TileOps ops_for() {
 #endif
 
 extern const CpuTarget kTarget;
-const CpuTarget kTarget = {TREEATTN_TARGET,
-                           {ops_for<float>(), ops_for<hwy::float16_t>(), ops_for<hwy::bfloat16_t>(),
-                            ops_for<std::int8_t>(), ops_for<Fp8>()},
-                           softmax,
-                           fma_burst,
-                           nullptr};
+const CpuTarget kTarget = {
+    TREEATTN_TARGET,
+    {ops_for<float>(), ops_for<hwy::float16_t>(), ops_for<hwy::bfloat16_t>(), ops_for<std::int8_t>(), ops_for<Fp8>()},
+    softmax,
+    fma_burst,
+    nullptr};
 #undef TREEATTN_TARGET
 
 }  // namespace HWY_NAMESPACE
@@ -99,28 +100,28 @@ namespace treeattn::kernels {
 std::span<const CpuTarget* const> highway_targets() {
   static const CpuTarget* const kTargets[] = {
 #if HWY_TARGETS & HWY_AVX3
-      &N_AVX3::kTarget,
+    &N_AVX3::kTarget,
 #endif
 #if HWY_TARGETS & HWY_AVX2
-      &N_AVX2::kTarget,
+    &N_AVX2::kTarget,
 #endif
 #if HWY_TARGETS & HWY_SSE4
-      &N_SSE4::kTarget,
+    &N_SSE4::kTarget,
 #endif
 #if HWY_TARGETS & HWY_SVE_256
-      &N_SVE_256::kTarget,
+    &N_SVE_256::kTarget,
 #endif
 #if HWY_TARGETS & HWY_SVE
-      &N_SVE::kTarget,
+    &N_SVE::kTarget,
 #endif
 #if HWY_TARGETS & HWY_NEON
-      &N_NEON::kTarget,
+    &N_NEON::kTarget,
 #endif
 #if HWY_TARGETS & HWY_EMU128
-      &N_EMU128::kTarget,
+    &N_EMU128::kTarget,
 #endif
 #if HWY_TARGETS & HWY_SCALAR
-      &N_SCALAR::kTarget,
+    &N_SCALAR::kTarget,
 #endif
   };
   return kTargets;

@@ -9,8 +9,8 @@
 //   promote     rows of any type -> float32, for prefill, where one tile serves many rows
 //
 // dot and accumulate take a few tokens at a time and go through the heads of those, so that keys stored as
-// [tokens, heads, dim] are read as a few sequential streams. That is what hardware prefetchers follow; head by head, with
-// rows kilobytes apart, half of the memory bandwidth was lost, and software prefetch did not win it back.
+// [tokens, heads, dim] are read as a few sequential streams. That is what hardware prefetchers follow; head by head,
+// with rows kilobytes apart, half of the memory bandwidth was lost, and software prefetch did not win it back.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ inline constexpr int kMaxHeadDim = 256;
 // Most heads * rows of one call, except on float32 keys and values, which have no such limit.
 inline constexpr int kMaxRowsPerCall = 128;
 
-// A tile's rows: head h of token t is at rows[t] + h * head_bytes. The table is padded to a multiple of kTokenBlock with
-// copies of its last entry, so that dot may compute whole blocks; nothing may come of the padding.
+// A tile's rows: head h of token t is at rows[t] + h * head_bytes. The table is padded to a multiple of kTokenBlock
+// with copies of its last entry, so that dot may compute whole blocks; nothing may come of the padding.
 struct TileRows {
   const std::byte* const* rows = nullptr;
   std::ptrdiff_t head_bytes = 0;
@@ -74,8 +74,8 @@ struct AccumulateArgs {
 };
 
 struct TileOps {
-  // Bytes of `rows` packed queries, and the packing itself, from float32 rows [rows, dim]. q_dtype is what the rows were
-  // before they were promoted.
+  // Bytes of `rows` packed queries, and the packing itself, from float32 rows [rows, dim]. q_dtype is what the rows
+  // were before they were promoted.
   std::size_t (*packed_query_bytes)(int rows, int dim);
   void (*pack_queries)(const float* q, DType q_dtype, int rows, int dim, void* packed);
   void (*dot)(const DotArgs&);
