@@ -69,7 +69,8 @@ const BadCall kBadCalls[] = {
     {"q_batch_huge", [](Call& c) { c.in.q.batch = kHuge; }, {"q.batch = 9223372036854775807"}},
     {"q_queries", [](Call& c) { c.in.q.queries = 0; }, {"q.queries = 0"}},
     {"q_heads", [](Call& c) { c.in.q.heads = 0; }, {"q.heads = 0"}},
-    {"q_heads_multiple", [](Call& c) { c.in.q.heads = 30; },
+    {"q_heads_multiple",
+     [](Call& c) { c.in.q.heads = 30; },
      {"q.heads = 30 is not a multiple of k.kv_heads = 4", "accepted: 4, 8, 12, ..."}},
     {"q_dim_small", [](Call& c) { c.in.q.head_dim = 8; }, {"q.head_dim = 8", "16 to 256 in steps of 8"}},
     {"q_dim_step", [](Call& c) { c.in.q.head_dim = 100; }, {"q.head_dim = 100"}},
@@ -87,9 +88,11 @@ const BadCall kBadCalls[] = {
      {"q.data = 0x", "multiple of 2", "float16"}},
     {"q_stride_negative", [](Call& c) { c.in.q.head_stride = -32; }, {"q.head_stride = -32"}},
     {"q_stride_zero", [](Call& c) { c.in.q.batch_stride = 0; }, {"q.batch_stride = 0 with 2 rows"}},
-    {"q_stride_overflow", [](Call& c) { c.in.q.batch_stride = kHuge; },
+    {"q_stride_overflow",
+     [](Call& c) { c.in.q.batch_stride = kHuge; },
      {"q.batch_stride = 9223372036854775807", "2^63"}},
-    {"q_stride_overflow_bytes", [](Call& c) { c.in.q.head_stride = kHuge / 7; },
+    {"q_stride_overflow_bytes",
+     [](Call& c) { c.in.q.head_stride = kHuge / 7; },
      {"q.head_stride = 1317624576693539401"}},
     {"q_too_many_rows",
      [](Call& c) {
@@ -210,7 +213,8 @@ const BadCall kBadCalls[] = {
     {"length_negative", [](Call& c) { c.lengths[0] = -1; }, {"lengths[0] = -1"}},
     {"first_key_negative", [](Call& c) { c.in.first_key = -1; }, {"first_key = -1"}},
     {"first_key_overflow", [](Call& c) { c.in.first_key = kHuge - 4; }, {"first_key = 9223372036854775803"}},
-    {"first_query_count", [](Call& c) { c.in.first_query = std::span(c.first_query).first(1); },
+    {"first_query_count",
+     [](Call& c) { c.in.first_query = std::span(c.first_query).first(1); },
      {"first_query has 1 values", "batch = 2"}},
     {"first_query_overflow",
      [](Call& c) {
@@ -232,7 +236,8 @@ const BadCall kBadCalls[] = {
     {"softcap_nan", [](Call& c) { c.options.softcap = kNan; }, {"softcap = nan"}},
     {"softcap_inf", [](Call& c) { c.options.softcap = kInf; }, {"softcap = inf"}},
     {"softcap_denormal", [](Call& c) { c.options.softcap = 1e-40f; }, {"softcap = 1e-40"}},
-    {"slopes_count", [](Call& c) { c.options.alibi_slopes = std::span(c.slopes).first(4); },
+    {"slopes_count",
+     [](Call& c) { c.options.alibi_slopes = std::span(c.slopes).first(4); },
      {"alibi_slopes has 4 values", "q.heads = 8"}},
     {"slopes_nan",
      [](Call& c) {
@@ -260,7 +265,8 @@ const BadCall kBadCalls[] = {
     {"branches_zero", [](Call& c) { c.options.branches = 0; }, {"branches = 0"}},
     {"branches_power", [](Call& c) { c.options.branches = 48; }, {"branches = 48", "power of two"}},
     {"branches_many", [](Call& c) { c.options.branches = 131072; }, {"branches = 131072", "65536"}},
-    {"branches_negative", [](Call& c) { c.options.branches = std::numeric_limits<int>::min(); },
+    {"branches_negative",
+     [](Call& c) { c.options.branches = std::numeric_limits<int>::min(); },
      {"branches = -2147483648"}},
 };
 

@@ -51,8 +51,7 @@ Answer brute_force(const AttentionInput& in, const AttentionOptions& options, st
   const QueryView& q = in.q;
   const std::int64_t kv_head = h / (q.heads / in.k.kv_heads);
   const std::int64_t length = in.lengths.empty() ? in.k.tokens : in.lengths[index(b)];
-  const std::int64_t qi =
-      (in.first_query.empty() ? in.first_key + length - q.queries : in.first_query[index(b)]) + i;
+  const std::int64_t qi = (in.first_query.empty() ? in.first_key + length - q.queries : in.first_query[index(b)]) + i;
   const double scale = options.scale ? static_cast<double>(*options.scale)
                                      : static_cast<double>(static_cast<float>(1 / std::sqrt(double(q.head_dim))));
   std::vector<double> sum(index(in.v.head_dim), 0.0);

@@ -30,21 +30,21 @@ struct AttentionInput {
   KvView v;
   std::span<const std::int64_t> lengths;  // [batch] keys in use, 0 to k.tokens; empty: all k.tokens
   // Global positions. Masks and ALiBi see these, never local indices.
-  std::int64_t first_key = 0;                   // position of key 0
-  std::span<const std::int64_t> first_query;    // [batch] position of query 0; empty: the queries are the last tokens,
-                                                // first_key + length - queries
+  std::int64_t first_key = 0;                 // position of key 0
+  std::span<const std::int64_t> first_query;  // [batch] position of query 0; empty: the queries are the last tokens,
+                                              // first_key + length - queries
 };
 
 // How. The logit of query i and key j, at global positions qi and kj, is
 //   softcap(scale * q_i . k_j) + slope[head] * (kj - qi),   softcap(x) = cap * tanh(x / cap),
 // and the key is seen unless a mask hides it.
 struct AttentionOptions {
-  std::optional<float> scale;             // finite; default 1 / sqrt(head_dim)
-  bool causal = false;                    // hides kj > qi
-  std::int64_t window = 0;                // > 0: hides kj <= qi - window, and without causal kj >= qi + window; 0: none
-  float softcap = 0.0f;                   // > 0: the cap; 0: none
-  std::span<const float> alibi_slopes;    // [heads]; empty: none
-  std::span<const float> sinks;           // [heads] a logit with no value, once per query and head; empty: none
+  std::optional<float> scale;           // finite; default 1 / sqrt(head_dim)
+  bool causal = false;                  // hides kj > qi
+  std::int64_t window = 0;              // > 0: hides kj <= qi - window, and without causal kj >= qi + window; 0: none
+  float softcap = 0.0f;                 // > 0: the cap; 0: none
+  std::span<const float> alibi_slopes;  // [heads]; empty: none
+  std::span<const float> sinks;         // [heads] a logit with no value, once per query and head; empty: none
 
   // The canonical order of the reduction: the sequence is cut into chunks of chunk_tokens by global position, chunk c
   // belongs to branch c mod branches, and the tree is over branches. Same numbers, same bits, on any number of threads.

@@ -66,8 +66,8 @@ struct KvView {
                             std::int64_t kv_heads, std::int64_t head_dim);
   // A pool of dense pages [pages, page_tokens, kv_heads, head_dim] and a table [batch, pages_per_sequence].
   static KvView paged(const void* data, DType dtype, std::int64_t pages, std::int64_t page_tokens,
-                      std::int64_t kv_heads, std::int64_t head_dim, std::int64_t batch,
-                      std::int64_t pages_per_sequence, const std::int32_t* page_table);
+                      std::int64_t kv_heads, std::int64_t head_dim, std::int64_t batch, std::int64_t pages_per_sequence,
+                      const std::int32_t* page_table);
 
   // The same view with dense row scales: [batch, tokens, kv_heads], [batch, kv_heads, tokens] or
   // [pages, page_tokens, kv_heads], matching the layout of this view. Requires a view made by one of the above.

@@ -19,7 +19,8 @@ template <typename... Args>
 // The same unless `condition` holds. The arguments are evaluated either way, so keep them cheap.
 template <typename... Args>
 void require(bool condition, fmt::format_string<Args...> format, Args&&... args) {
-  if (!condition) [[unlikely]] throw_invalid(format, std::forward<Args>(args)...);
+  if (!condition) [[unlikely]]
+    throw_invalid(format, std::forward<Args>(args)...);
 }
 
 }  // namespace treeattn::base

@@ -57,11 +57,10 @@ KvView KvView::heads_first(const void* data, DType dtype, std::int64_t batch, st
   return view;
 }
 
-KvView KvView::paged(const void* data, DType dtype, std::int64_t pages, std::int64_t page_tokens,
-                     std::int64_t kv_heads, std::int64_t head_dim, std::int64_t batch,
-                     std::int64_t pages_per_sequence, const std::int32_t* page_table) {
-  KvView view =
-      tokens_first(data, dtype, batch, saturating_mul(pages_per_sequence, page_tokens), kv_heads, head_dim);
+KvView KvView::paged(const void* data, DType dtype, std::int64_t pages, std::int64_t page_tokens, std::int64_t kv_heads,
+                     std::int64_t head_dim, std::int64_t batch, std::int64_t pages_per_sequence,
+                     const std::int32_t* page_table) {
+  KvView view = tokens_first(data, dtype, batch, saturating_mul(pages_per_sequence, page_tokens), kv_heads, head_dim);
   view.batch_stride = 0;  // the page table stands in for it
   view.page_tokens = page_tokens;
   view.page_stride = saturating_mul(page_tokens, view.token_stride);

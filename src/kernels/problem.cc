@@ -38,8 +38,8 @@ void require_dim(std::string_view view, std::string_view name, std::int64_t valu
 }
 
 void require_head_dim(std::string_view view, std::int64_t head_dim) {
-  require(head_dim >= 16 && head_dim <= 256 && head_dim % 8 == 0,
-          "{}.head_dim = {}; accepted: 16 to 256 in steps of 8", view, head_dim);
+  require(head_dim >= 16 && head_dim <= 256 && head_dim % 8 == 0, "{}.head_dim = {}; accepted: 16 to 256 in steps of 8",
+          view, head_dim);
 }
 
 void require_equal(std::string_view name, std::int64_t value, std::string_view other_name, std::int64_t other) {
@@ -188,9 +188,8 @@ void check_result_size(const QueryView& q, std::int64_t v_dim) {
   for (const std::int64_t factor : {q.queries, q.heads, v_dim + 2, static_cast<std::int64_t>(sizeof(float))}) {
     overflow |= __builtin_mul_overflow(count, factor, &count);
   }
-  require(!overflow,
-          "q.batch * q.queries * q.heads = {} * {} * {} rows overflow; accepted: results below 2^63 bytes", q.batch,
-          q.queries, q.heads);
+  require(!overflow, "q.batch * q.queries * q.heads = {} * {} * {} rows overflow; accepted: results below 2^63 bytes",
+          q.batch, q.queries, q.heads);
 }
 
 std::vector<std::int64_t> checked_lengths(const AttentionInput& in) {
@@ -214,8 +213,8 @@ std::vector<std::int64_t> checked_first_query(const AttentionInput& in, std::spa
     for (std::size_t b = 0; b < batch; ++b) first[b] = in.first_key + lengths[b] - in.q.queries;
     return first;
   }
-  require(in.first_query.size() == batch, "first_query has {} values; accepted: 0 or batch = {}",
-          in.first_query.size(), batch);
+  require(in.first_query.size() == batch, "first_query has {} values; accepted: 0 or batch = {}", in.first_query.size(),
+          batch);
   for (std::size_t b = 0; b < batch; ++b) {
     first[b] = in.first_query[b];
     require(first[b] >= -kMaxPosition && first[b] <= kMaxPosition - in.q.queries,
@@ -285,8 +284,8 @@ Problem make_problem(const AttentionInput& in, const AttentionOptions& options) 
   problem.first_query = checked_first_query(in, problem.lengths);
 
   check_options(options, in.q.heads);
-  problem.scale = options.scale ? *options.scale
-                                : static_cast<float>(1.0 / std::sqrt(static_cast<double>(in.q.head_dim)));
+  problem.scale =
+      options.scale ? *options.scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(in.q.head_dim)));
   problem.causal = options.causal;
   // No two positions are this far apart, so a wider window hides nothing more, and sums with it cannot overflow.
   problem.window = std::min(options.window, 4 * kMaxPosition);

@@ -20,6 +20,7 @@ namespace {
 // Rows that share a KV head and are worked on together: their sums must stay in the nearest caches.
 constexpr std::int64_t kRowsPerHead = 64;
 constexpr std::int64_t kRowsPerUnit = kMaxRowsPerCall;
+constexpr std::int64_t kRowsPerMerge = 4;  // one task of the merge that ends a decode
 // Tasks per thread that make dynamic scheduling even.
 constexpr std::int64_t kTasksPerThread = 4;
 
@@ -81,12 +82,18 @@ Work plan_work(const Problem& problem, int threads) {
   return work;
 }
 
-// Merges the leaves' states along the canonical tree. states[i] belongs to leaf used[i]; missing leaves are identities,
-// which change nothing. The root is left in states[0].
-void merge_leaves(std::vector<int> leaf, float* states, std::size_t rows, std::size_t row_floats, int branches) {
+// Rows [first, last) of a unit: merges the leaves' states along the canonical tree and puts the root where it belongs.
+// states holds one block [unit rows] per entry of `leaf`; missing leaves are identities, which change nothing.
+void merge_leaves(const Problem& problem, const Unit& unit, std::vector<int> leaf, float* states, std::int64_t first,
+                  std::int64_t last, float* out) {
+  const std::size_t row_floats = state_floats(problem.v.head_dim);
+  const std::size_t block = static_cast<std::size_t>(unit.rows(problem)) * row_floats;
+  const std::size_t rows = static_cast<std::size_t>(last - first);
   std::vector<float*> node(leaf.size());
-  for (std::size_t i = 0; i < leaf.size(); ++i) node[i] = states + i * rows * row_floats;
-  for (int width = 1; width < branches; width *= 2) {
+  for (std::size_t i = 0; i < leaf.size(); ++i) {
+    node[i] = states + i * block + static_cast<std::size_t>(first) * row_floats;
+  }
+  for (int width = 1; width < problem.order.branches; width *= 2) {
     // Nodes of this level that are siblings become one node of the next.
     std::size_t kept = 0;
     for (std::size_t i = 0; i < leaf.size(); ++i) {
@@ -101,13 +108,14 @@ void merge_leaves(std::vector<int> leaf, float* states, std::size_t rows, std::s
     leaf.resize(kept);
     node.resize(kept);
   }
-}
-
-void scatter(const Problem& problem, const Unit& unit, const float* from, float* states) {
-  const std::size_t row_floats = state_floats(problem.v.head_dim);
-  for (std::int64_t r = 0; r < unit.rows(problem); ++r) {
-    const float* row = from + static_cast<std::size_t>(r) * row_floats;
-    std::copy(row, row + row_floats, states + static_cast<std::size_t>(unit.global_row(problem, r)) * row_floats);
+  for (std::int64_t r = first; r < last; ++r) {
+    float* to = out + static_cast<std::size_t>(unit.global_row(problem, r)) * row_floats;
+    if (node.empty()) {
+      merge::clear_rows(to, 1, row_floats);
+    } else {
+      const float* root = node[0] + static_cast<std::size_t>(r - first) * row_floats;
+      std::copy(root, root + row_floats, to);
+    }
   }
 }
 
@@ -125,12 +133,6 @@ void attention_states_on(const CpuTarget& target, const Problem& problem, float*
     if (!worker) worker = std::make_unique<LeafWorker>(target, problem, work.max_heads, work.max_rows);
     return *worker;
   };
-  const auto finish_unit = [&](const Unit& unit, const std::vector<int>& used, float* leaf_states) {
-    const std::size_t rows = static_cast<std::size_t>(unit.rows(problem));
-    if (used.empty()) merge::clear_rows(leaf_states, rows, row_floats);
-    merge_leaves(used, leaf_states, rows, row_floats, problem.order.branches);
-    scatter(problem, unit, leaf_states, states);
-  };
   const auto branch_of = [&](int leaf) { return plan::branch_of_leaf(leaf, problem.order.branches); };
 
   if (work.task_per_unit) {
@@ -144,7 +146,7 @@ void attention_states_on(const CpuTarget& target, const Problem& problem, float*
       LeafWorker& worker = worker_of(thread);
       worker.begin_unit(unit);
       for (std::size_t i = 0; i < used.size(); ++i) worker.leaf(branch_of(used[i]), buffer.as<float>() + i * stride);
-      finish_unit(unit, used, buffer.as<float>());
+      merge_leaves(problem, unit, used, buffer.as<float>(), 0, unit.rows(problem), states);
     });
     return;
   }
@@ -162,7 +164,13 @@ void attention_states_on(const CpuTarget& target, const Problem& problem, float*
     const std::size_t stride = static_cast<std::size_t>(work.units[u].rows(problem)) * row_floats;
     worker.leaf(branch_of(used[u][slot]), unit_states(u) + slot * stride);
   });
-  pool.run(work.units.size(), [&](std::size_t u, int) { finish_unit(work.units[u], used[u], unit_states(u)); });
+  const std::size_t parts = static_cast<std::size_t>((work.max_rows + kRowsPerMerge - 1) / kRowsPerMerge);
+  pool.run(work.units.size() * parts, [&](std::size_t task, int) {
+    const std::size_t u = task / parts;
+    const std::int64_t first = static_cast<std::int64_t>(task % parts) * kRowsPerMerge;
+    const std::int64_t last = std::min(first + kRowsPerMerge, work.units[u].rows(problem));
+    if (first < last) merge_leaves(problem, work.units[u], used[u], unit_states(u), first, last, states);
+  });
 }
 
 std::size_t workspace_bytes(const CpuTarget& target, const Problem& problem, int threads) {

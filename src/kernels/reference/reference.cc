@@ -29,7 +29,7 @@ double exp_clamped(double log_value) { return std::exp(std::min(log_value, 600.0
 
 // The rows of one KV head of one sequence, as doubles, scales applied.
 struct HeadRows {
-  std::int64_t first = 0;      // token of row 0
+  std::int64_t first = 0;  // token of row 0
   std::int64_t dim = 0;
   std::vector<double> values;  // [tokens, dim]
   std::vector<double> scales;  // [tokens]
@@ -328,8 +328,7 @@ ReferenceResult reference_attention(const Problem& problem, const ErrorModel& mo
         for (std::size_t d = 0; d < q.size(); ++d) q[d] = base::load_as_float(q_row + d * q_size, view.dtype);
         const std::size_t r = index((b * view.queries + i) * view.heads + h);
         row_reference.run({q.data(), h, problem.first_query[index(b)] + i, problem.visible(b, i),
-                           &result.out[r * v_dim], &result.out_bound[r * v_dim], &result.lse[r],
-                           &result.lse_bound[r]},
+                           &result.out[r * v_dim], &result.out_bound[r * v_dim], &result.lse[r], &result.lse_bound[r]},
                           k, v);
       }
     }
