@@ -30,7 +30,7 @@ struct AttentionInput {
   KvView v;
   std::span<const std::int64_t> lengths;  // [batch] keys in use, 0 to k.tokens; empty: all k.tokens
   // Global positions. Masks and ALiBi see these, never local indices.
-  std::int64_t first_key = 0;                 // position of key 0
+  std::int64_t first_key = 0;                 // position of key 0, 0 or more
   std::span<const std::int64_t> first_query;  // [batch] position of query 0; empty: the queries are the last tokens,
                                               // first_key + length - queries
 };
@@ -39,12 +39,13 @@ struct AttentionInput {
 //   softcap(scale * q_i . k_j) + slope[head] * (kj - qi),   softcap(x) = cap * tanh(x / cap),
 // and the key is seen unless a mask hides it.
 struct AttentionOptions {
-  std::optional<float> scale;           // finite; default 1 / sqrt(head_dim)
+  std::optional<float> scale;           // 0, or of size 2^-100 to 2^100; default 1 / sqrt(head_dim)
   bool causal = false;                  // hides kj > qi
   std::int64_t window = 0;              // > 0: hides kj <= qi - window, and without causal kj >= qi + window; 0: none
-  float softcap = 0.0f;                 // > 0: the cap; 0: none
-  std::span<const float> alibi_slopes;  // [heads]; empty: none
-  std::span<const float> sinks;         // [heads] a logit with no value, once per query and head; empty: none
+  float softcap = 0.0f;                 // 2^-100 to 2^100: the cap; 0: none
+  std::span<const float> alibi_slopes;  // [heads], of size 2^60 at most; empty: none
+  std::span<const float> sinks;  // [heads] a logit with no value, once per query and head: -inf, or of size 2^100
+                                 // at most; empty: none
 
   // The canonical order of the reduction: the sequence is cut into chunks of chunk_tokens by global position, chunk c
   // belongs to branch c mod branches, and the tree is over branches. Same numbers, same bits, on any number of threads.

@@ -42,28 +42,6 @@ bool all_finite(const float* x, std::int64_t count) {
 
 }  // namespace
 
-KeyRange Unit::visible(const Problem& p) const {
-  KeyRange all = p.visible(batch, query0);
-  for (std::int64_t i = 1; i < queries; ++i) {
-    const KeyRange one = p.visible(batch, query0 + i);
-    if (one.empty()) continue;
-    all = all.empty() ? one : KeyRange{std::min(all.begin, one.begin), std::max(all.end, one.end)};
-  }
-  return all;
-}
-
-std::int64_t Unit::global_row(const Problem& p, std::int64_t row) const {
-  const std::int64_t group = p.group();
-  const std::int64_t head = head0 + row / (queries * group);
-  const std::int64_t query = query0 + row / group % queries;
-  return (batch * p.q.queries + query) * p.q.heads + head * group + row % group;
-}
-
-KeyRange keys_in_chunk(const Problem& problem, const KeyRange& visible, std::int64_t chunk) {
-  const std::int64_t begin = chunk * problem.order.chunk_tokens - problem.first_key;
-  return {std::max(visible.begin, begin), std::min(visible.end, begin + problem.order.chunk_tokens)};
-}
-
 // Up to kTileTokens keys and values: where their rows for the unit's first head lie, in the order they are worked on.
 struct LeafWorker::Tile {
   const std::byte* k[kTileTokens];
@@ -117,11 +95,7 @@ LeafWorker::LeafWorker(const CpuTarget& target, const Problem& problem, std::int
 void LeafWorker::begin_unit(const Unit& unit) {
   if (unit == unit_) return;
   unit_ = unit;
-  seen_by_all_ = problem_.visible(unit.batch, unit.query0);
-  for (std::int64_t q = 1; q < unit.queries; ++q) {
-    const KeyRange seen = problem_.visible(unit.batch, unit.query0 + q);
-    seen_by_all_ = {std::max(seen_by_all_.begin, seen.begin), std::min(seen_by_all_.end, seen.end)};
-  }
+  seen_by_all_ = unit.visible_to_all(problem_);
   rows_ = to_int(unit.rows_per_head(problem_));
   const std::int64_t group = problem_.group();
   const std::int64_t dim = problem_.q.head_dim;

@@ -9,11 +9,13 @@
 // header may be instantiated here, or the linker could give this copy to everybody.
 #include <arm_neon.h>
 
+#include "kernels/cpu/neon_loops.h"
 #include "kernels/cpu/targets.h"
-#include "kernels/cpu/unroll.h"
 
 namespace treeattn::kernels {
 namespace {
+
+using neon::kTokens;
 
 // Packed queries: a header word with the limb count, then for every pair of limb rows and every 4 dims the 2x4 block
 // that BFMMLA takes: [pair][dim / 4][row of the pair][4].
@@ -189,16 +191,11 @@ void dot_head(const PackedHeader* header, int rows, int dim, const std::byte* co
 }
 
 void dot(const DotArgs& args) {
-  for (int t = 0; t < args.tokens; t += 8) {
-    const std::byte* k[8];
-    TREEATTN_UNROLL
-    for (int i = 0; i < 8; ++i) k[i] = args.k.rows[t + i < args.tokens ? t + i : args.tokens - 1];
-    for (int h = 0; h < args.heads; ++h) {
-      const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
-      dot_head(reinterpret_cast<const PackedHeader*>(q), args.rows, args.dim, k, h * args.k.head_bytes,
-               args.logits + h * args.rows * kTileTokens + t);
-    }
-  }
+  neon::for_each_key_block(args, [&](const std::byte* const* k, int h, int t) {
+    const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
+    dot_head(reinterpret_cast<const PackedHeader*>(q), args.rows, args.dim, k, h * args.k.head_bytes,
+             args.logits + h * args.rows * kTileTokens + t);
+  });
 }
 
 // Weights of 4 tokens as the 2x4 block {high limbs; low limbs}.
@@ -231,14 +228,15 @@ void unpack_sums(const float* sums, int dim, float* out) {
   }
 }
 
-// Q times 4 tokens (8 at a time: the sums are loaded and stored once) for R rows of one head.
-// weights [row][Q] blocks of split_weights; v [4 * Q] rows; sums row stride 2 * dim.
-template <int R, int Q>
-void accumulate_tokens(const bfloat16x8_t (&weights)[R][Q], const std::byte* const (&v)[4 * Q], int dim, float* sums) {
+// 8 tokens for R rows of one head: the sums are loaded and stored once. weights [row][4 tokens] by split_weights; v [8]
+// rows; sums row stride 2 * dim.
+template <int R>
+void accumulate_tokens(const bfloat16x8_t (&weights)[R][2], const std::byte* const (&v)[kTokens], int dim,
+                       float* sums) {
   for (int d = 0; d < dim; d += 8) {
-    Transposed x[Q];
+    Transposed x[2];
     TREEATTN_UNROLL
-    for (int j = 0; j < Q; ++j) {
+    for (int j = 0; j < 2; ++j) {
       x[j] = transpose(v[4 * j] + 2 * d, v[4 * j + 1] + 2 * d, v[4 * j + 2] + 2 * d, v[4 * j + 3] + 2 * d);
     }
     TREEATTN_UNROLL
@@ -246,7 +244,7 @@ void accumulate_tokens(const bfloat16x8_t (&weights)[R][Q], const std::byte* con
       float* o = sums + i * 2 * dim + 2 * d;
       float32x4_t a = vld1q_f32(o), b = vld1q_f32(o + 4), c = vld1q_f32(o + 8), e = vld1q_f32(o + 12);
       TREEATTN_UNROLL
-      for (int j = 0; j < Q; ++j) {
+      for (int j = 0; j < 2; ++j) {
         a = vbfmmlaq_f32(a, weights[i][j], x[j].d01);
         b = vbfmmlaq_f32(b, weights[i][j], x[j].d23);
         c = vbfmmlaq_f32(c, weights[i][j], x[j].d45);
@@ -257,26 +255,19 @@ void accumulate_tokens(const bfloat16x8_t (&weights)[R][Q], const std::byte* con
   }
 }
 
-// Tokens [t, t + 4 Q) of R rows; rows of zeros, not copies, stand for missing tokens: 0 * inf would be NaN.
-template <int R, int Q>
+template <int R>
 void accumulate_rows(const AccumulateArgs& args, int t, int h, int r) {
-  alignas(16) static constexpr std::byte kZeros[2 * kMaxHeadDim] = {};
-  const std::byte* v[4 * Q];
-  TREEATTN_UNROLL
-  for (int i = 0; i < 4 * Q; ++i) v[i] = t + i < args.tokens ? args.v.rows[t + i] + h * args.v.head_bytes : kZeros;
-  bfloat16x8_t weights[R][Q];
+  const std::byte* v[kTokens];
+  neon::value_rows(args, t, h, v);
+  bfloat16x8_t weights[R][2];
   TREEATTN_UNROLL
   for (int i = 0; i < R; ++i) {
-    const float* w = args.weights + (h * args.rows + r + i) * kTileTokens + t;
-    TREEATTN_UNROLL
-    for (int j = 0; j < Q; ++j) {
-      float some[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      const bool whole = t + 4 * j + 4 <= args.tokens;
-      for (int n = 0; !whole && t + 4 * j + n < args.tokens; ++n) some[n] = w[4 * j + n];
-      weights[i][j] = split_weights(vld1q_f32(whole ? w + 4 * j : some));
-    }
+    float filled[kTokens];
+    const float* w = neon::row_weights(args, t, h * args.rows + r + i, filled);
+    weights[i][0] = split_weights(vld1q_f32(w));
+    weights[i][1] = split_weights(vld1q_f32(w + 4));
   }
-  accumulate_tokens<R, Q>(weights, v, args.dim, args.o + (h * args.rows + r) * 2 * args.dim);
+  accumulate_tokens<R>(weights, v, args.dim, args.o + (h * args.rows + r) * 2 * args.dim);
 }
 
 void shrink_sums(float shrink, int dim, float* sums) {
@@ -286,14 +277,7 @@ void shrink_sums(float shrink, int dim, float* sums) {
 
 void accumulate(const AccumulateArgs& args) {
   for (int i = 0; i < args.heads * args.rows; ++i) shrink_sums(args.shrink[i], args.dim, args.o + i * 2 * args.dim);
-  for (int t = 0; t < args.tokens; t += 8) {
-    for (int h = 0; h < args.heads; ++h) {
-      int r = 0;
-      for (; r + 4 <= args.rows; r += 4) accumulate_rows<4, 2>(args, t, h, r);
-      for (; r + 2 <= args.rows; r += 2) accumulate_rows<2, 2>(args, t, h, r);
-      if (r < args.rows) accumulate_rows<1, 2>(args, t, h, r);
-    }
-  }
+  neon::for_each_value_block(args, [&]<int R>(int t, int h, int r) { accumulate_rows<R>(args, t, h, r); });
 }
 
 }  // namespace

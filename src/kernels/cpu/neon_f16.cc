@@ -10,13 +10,13 @@
 // header may be instantiated here, or the linker could give this copy to everybody.
 #include <arm_neon.h>
 
+#include "kernels/cpu/neon_loops.h"
 #include "kernels/cpu/targets.h"
-#include "kernels/cpu/unroll.h"
 
 namespace treeattn::kernels {
 namespace {
 
-constexpr int kTokens = 8;  // worked on together
+using neon::kTokens;
 
 // Packed queries of a head: the limb count, the factor that undoes each row's scaling, then the limb rows [rows, limbs,
 // dim] in float16.
@@ -155,16 +155,11 @@ void dot_head(const PackedHeader* header, int dim, const std::byte* const* k, st
 }
 
 void dot(const DotArgs& args) {
-  for (int t = 0; t < args.tokens; t += kTokens) {
-    const std::byte* k[kTokens];
-    TREEATTN_UNROLL
-    for (int i = 0; i < kTokens; ++i) k[i] = args.k.rows[t + i < args.tokens ? t + i : args.tokens - 1];
-    for (int h = 0; h < args.heads; ++h) {
-      const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
-      dot_head(reinterpret_cast<const PackedHeader*>(q), args.dim, k, h * args.k.head_bytes,
-               args.logits + h * args.rows * kTileTokens + t);
-    }
-  }
+  neon::for_each_key_block(args, [&](const std::byte* const* k, int h, int t) {
+    const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
+    dot_head(reinterpret_cast<const PackedHeader*>(q), args.dim, k, h * args.k.head_bytes,
+             args.logits + h * args.rows * kTileTokens + t);
+  });
 }
 
 int sum_floats(int dim) { return dim; }
@@ -210,32 +205,69 @@ void accumulate_tokens(const float16x8_t (&w)[R], const float16x8_t (&w_rest)[R]
 }
 #undef TREEATTN_FMLAL
 
-// Tokens [t, t + 8) of R rows; rows of zeros, not copies, stand for missing tokens.
+// The same for four rows: shared by that many, converting the values costs less than a second limb for every row.
+void accumulate_converted(const float32x4_t (&w)[4][2], const std::byte* const* rows, int dim, float* sums) {
+  for (int d = 0; d < dim; d += 8) {
+    float32x4_t low[4], high[4];
+    TREEATTN_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      low[i] = vld1q_f32(sums + i * dim + d);
+      high[i] = vld1q_f32(sums + i * dim + d + 4);
+    }
+#define TREEATTN_TOKEN(t)                                                 \
+  {                                                                       \
+    const float16x8_t v = load8(rows[t] + 2 * d);                         \
+    const float32x4_t v_low = vcvt_f32_f16(vget_low_f16(v));              \
+    const float32x4_t v_high = vcvt_high_f32_f16(v);                      \
+    TREEATTN_UNROLL                                                       \
+    for (int i = 0; i < 4; ++i) {                                         \
+      low[i] = vfmaq_laneq_f32(low[i], v_low, w[i][(t) / 4], (t) % 4);    \
+      high[i] = vfmaq_laneq_f32(high[i], v_high, w[i][(t) / 4], (t) % 4); \
+    }                                                                     \
+  }
+    TREEATTN_TOKEN(0)
+    TREEATTN_TOKEN(1)
+    TREEATTN_TOKEN(2)
+    TREEATTN_TOKEN(3)
+    TREEATTN_TOKEN(4)
+    TREEATTN_TOKEN(5)
+    TREEATTN_TOKEN(6)
+    TREEATTN_TOKEN(7)
+#undef TREEATTN_TOKEN
+    TREEATTN_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      vst1q_f32(sums + i * dim + d, low[i]);
+      vst1q_f32(sums + i * dim + d + 4, high[i]);
+    }
+  }
+}
+
+// Tokens [t, t + 8) of R rows; scale_up of the head's rows.
 template <int R>
 void accumulate_rows(const AccumulateArgs& args, const float* scale_up, int t, int h, int r) {
-  alignas(16) static constexpr std::byte kZeros[2 * kMaxHeadDim] = {};
   const std::byte* rows[kTokens];
-  TREEATTN_UNROLL
-  for (int i = 0; i < kTokens; ++i) {
-    rows[i] = t + i < args.tokens ? args.v.rows[t + i] + h * args.v.head_bytes : kZeros;
-  }
+  neon::value_rows(args, t, h, rows);
   float16x8_t w[R], w_rest[R];
+  float32x4_t w_wide[R][2];
   TREEATTN_UNROLL
   for (int i = 0; i < R; ++i) {
-    const float* from = args.weights + (h * args.rows + r + i) * kTileTokens + t;
-    float some[kTokens] = {};
-    if (t + kTokens > args.tokens) {
-      for (int j = 0; t + j < args.tokens; ++j) some[j] = from[j];
-      from = some;
-    }
+    float filled[kTokens];
+    const float* from = neon::row_weights(args, t, h * args.rows + r + i, filled);
     const float up = scale_up[r + i];
     const float32x4_t a = vmulq_n_f32(vld1q_f32(from), up), b = vmulq_n_f32(vld1q_f32(from + 4), up);
+    w_wide[i][0] = a;
+    w_wide[i][1] = b;
     const float16x4_t high_a = vcvt_f16_f32(a), high_b = vcvt_f16_f32(b);
     w[i] = vcombine_f16(high_a, high_b);
     w_rest[i] = vcombine_f16(vcvt_f16_f32(vsubq_f32(a, vcvt_f32_f16(high_a))),
                              vcvt_f16_f32(vsubq_f32(b, vcvt_f32_f16(high_b))));
   }
-  accumulate_tokens<R>(w, w_rest, rows, args.dim, args.o + (h * args.rows + r) * args.dim);
+  float* sums = args.o + (h * args.rows + r) * args.dim;
+  if constexpr (R == 4) {
+    accumulate_converted(w_wide, rows, args.dim, sums);
+  } else {
+    accumulate_tokens<R>(w, w_rest, rows, args.dim, sums);
+  }
 }
 
 void multiply(float factor, int dim, float* sums) {
@@ -261,15 +293,8 @@ void accumulate(const AccumulateArgs& args) {
     scale_up[i] = scale_of(args.weights + i * kTileTokens, args.tokens);
     multiply(args.shrink[i] * scale_up[i], args.dim, args.o + i * args.dim);
   }
-  for (int t = 0; t < args.tokens; t += kTokens) {
-    for (int h = 0; h < args.heads; ++h) {
-      const float* up = scale_up + h * args.rows;
-      int r = 0;
-      for (; r + 4 <= args.rows; r += 4) accumulate_rows<4>(args, up, t, h, r);
-      for (; r + 2 <= args.rows; r += 2) accumulate_rows<2>(args, up, t, h, r);
-      if (r < args.rows) accumulate_rows<1>(args, up, t, h, r);
-    }
-  }
+  neon::for_each_value_block(
+      args, [&]<int R>(int t, int h, int r) { accumulate_rows<R>(args, scale_up + h * args.rows, t, h, r); });
   for (int i = 0; i < all; ++i) multiply(1.0f / scale_up[i], args.dim, args.o + i * args.dim);
 }
 

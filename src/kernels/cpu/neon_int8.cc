@@ -9,14 +9,15 @@
 // header may be instantiated here, or the linker could give this copy to everybody.
 #include <arm_neon.h>
 
+#include "kernels/cpu/neon_loops.h"
 #include "kernels/cpu/targets.h"
-#include "kernels/cpu/unroll.h"
 
 namespace treeattn::kernels {
 namespace {
 
-constexpr int kTokens = 8;  // worked on together
-constexpr int kLimbs = 3;   // of a query element
+using neon::kTokens;
+
+constexpr int kLimbs = 3;  // of a query element
 
 // Packed queries of a head: rows, then the unit of each row's fixed point, then for every pair of limb rows and every 8
 // dims the 2x8 block that SMMLA takes. Limb row 3 * r + i is limb i, the lowest first, of row r.
@@ -166,16 +167,11 @@ void dot_head(const PackedHeader* header, int dim, const std::byte* const* k, st
 }
 
 void dot(const DotArgs& args) {
-  for (int t = 0; t < args.tokens; t += kTokens) {
-    const std::byte* k[kTokens];
-    TREEATTN_UNROLL
-    for (int i = 0; i < kTokens; ++i) k[i] = args.k.rows[t + i < args.tokens ? t + i : args.tokens - 1];
-    for (int h = 0; h < args.heads; ++h) {
-      const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
-      dot_head(reinterpret_cast<const PackedHeader*>(q), args.dim, k, h * args.k.head_bytes,
-               args.logits + h * args.rows * kTileTokens + t);
-    }
-  }
+  neon::for_each_key_block(args, [&](const std::byte* const* k, int h, int t) {
+    const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
+    dot_head(reinterpret_cast<const PackedHeader*>(q), args.dim, k, h * args.k.head_bytes,
+             args.logits + h * args.rows * kTileTokens + t);
+  });
 }
 
 // Sums of a row: dim floats, then the integers of the tile at work, for every pair of dims {high d, high d + 1, low d,
@@ -260,21 +256,13 @@ FixedPoint fixed_point_of(const float* weights, int tokens) {
 
 template <int R>
 void accumulate_rows(const AccumulateArgs& args, const FixedPoint* fixed, int t, int h, int r) {
-  alignas(16) static constexpr std::byte kZeros[kMaxHeadDim] = {};
   const std::byte* rows[kTokens];
-  TREEATTN_UNROLL
-  for (int i = 0; i < kTokens; ++i) {
-    rows[i] = t + i < args.tokens ? args.v.rows[t + i] + h * args.v.head_bytes : kZeros;
-  }
+  neon::value_rows(args, t, h, rows);
   int8x16_t w[R];
   TREEATTN_UNROLL
   for (int i = 0; i < R; ++i) {
-    const float* from = args.weights + (h * args.rows + r + i) * kTileTokens + t;
-    float some[kTokens] = {};
-    if (t + kTokens > args.tokens) {
-      for (int j = 0; t + j < args.tokens; ++j) some[j] = from[j];
-      from = some;
-    }
+    float filled[kTokens];
+    const float* from = neon::row_weights(args, t, h * args.rows + r + i, filled);
     const FixedPoint& f = fixed[r + i];
     const auto to_fixed = [&](const float* x) {
       return vcvtnq_s32_f32(vmulq_n_f32(vmulq_n_f32(vld1q_f32(x), f.first), f.second));
@@ -306,15 +294,8 @@ void accumulate(const AccumulateArgs& args) {
   const int all = args.heads * args.rows;
   FixedPoint fixed[kMaxRowsPerCall];
   for (int i = 0; i < all; ++i) fixed[i] = fixed_point_of(args.weights + i * kTileTokens, args.tokens);
-  for (int t = 0; t < args.tokens; t += kTokens) {
-    for (int h = 0; h < args.heads; ++h) {
-      const FixedPoint* f = fixed + h * args.rows;
-      int r = 0;
-      for (; r + 4 <= args.rows; r += 4) accumulate_rows<4>(args, f, t, h, r);
-      for (; r + 2 <= args.rows; r += 2) accumulate_rows<2>(args, f, t, h, r);
-      if (r < args.rows) accumulate_rows<1>(args, f, t, h, r);
-    }
-  }
+  neon::for_each_value_block(
+      args, [&]<int R>(int t, int h, int r) { accumulate_rows<R>(args, fixed + h * args.rows, t, h, r); });
   for (int i = 0; i < all; ++i) fold_integers(fixed[i].unit, args.shrink[i], args.dim, args.o + i * 3 * args.dim);
 }
 

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loops the NEON files share: blocks of tokens, the heads of a block, rows in fours, twos and ones.
+//
+// Everything is static: these files are compiled with flags of their own, and a shared inline function could end up in
+// code that must run without them. For the same reason no header of the standard library's containers may come in here.
+#pragma once
+
+#include "kernels/cpu/tile_ops.h"
+
+// Loops over register arrays must be unrolled before the compiler decides where the arrays live: one index it cannot
+// see through puts all of them on the stack, which on these hot loops cost a factor of two.
+#define TREEATTN_UNROLL _Pragma("GCC unroll 16")
+
+namespace treeattn::kernels::neon {
+
+inline constexpr int kTokens = 8;  // worked on together
+
+// body(rows of 8 tokens for head 0, head, first token): the last block is filled with copies of the last row.
+template <class Body>
+static inline void for_each_key_block(const DotArgs& args, const Body& body) {
+  for (int t = 0; t < args.tokens; t += kTokens) {
+    const std::byte* rows[kTokens];
+    TREEATTN_UNROLL
+    for (int i = 0; i < kTokens; ++i) rows[i] = args.k.rows[t + i < args.tokens ? t + i : args.tokens - 1];
+    for (int h = 0; h < args.heads; ++h) body(rows, h, t);
+  }
+}
+
+// body.template operator()<R>(first token, head, first row), R being 4, 2 or 1 rows of the head.
+template <class Body>
+static inline void for_each_value_block(const AccumulateArgs& args, const Body& body) {
+  for (int t = 0; t < args.tokens; t += kTokens) {
+    for (int h = 0; h < args.heads; ++h) {
+      int r = 0;
+      for (; r + 4 <= args.rows; r += 4) body.template operator()<4>(t, h, r);
+      for (; r + 2 <= args.rows; r += 2) body.template operator()<2>(t, h, r);
+      if (r < args.rows) body.template operator()<1>(t, h, r);
+    }
+  }
+}
+
+// Rows of tokens [t, t + 8) for a head; rows of zeros, not copies, stand for missing tokens: 0 * inf would be NaN.
+static inline void value_rows(const AccumulateArgs& args, int t, int h, const std::byte* (&rows)[kTokens]) {
+  alignas(16) static constexpr std::byte kZeros[4 * kMaxHeadDim] = {};
+  TREEATTN_UNROLL
+  for (int i = 0; i < kTokens; ++i) {
+    rows[i] = t + i < args.tokens ? args.v.rows[t + i] + h * args.v.head_bytes : kZeros;
+  }
+}
+
+// Weights of tokens [t, t + 8) for a row; `filled` holds them, with zeros for missing tokens, where there are any.
+static inline const float* row_weights(const AccumulateArgs& args, int t, int row, float (&filled)[kTokens]) {
+  const float* weights = args.weights + row * kTileTokens + t;
+  if (t + kTokens <= args.tokens) return weights;
+  for (int i = 0; i < kTokens; ++i) filled[i] = t + i < args.tokens ? weights[i] : 0.0f;
+  return filled;
+}
+
+}  // namespace treeattn::kernels::neon
