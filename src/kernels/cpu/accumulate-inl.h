@@ -42,6 +42,47 @@ HWY_INLINE void accumulate_block(DF df, const float* w, int dim, const T* v0, co
   }
 }
 
+// Four rows by four vectors of columns over all tokens, the sums in registers: for prefill, where the tile stays in the
+// nearest cache and the sums of many rows do not. a<row><vector>.
+template <class T, class DF>
+HWY_INLINE void accumulate_in_registers(DF df, const AccumulateArgs& args, int r, int c) {
+  const int n = static_cast<int>(hn::Lanes(df));
+  const float* w0 = args.weights + r * kTileTokens;
+  float* o0 = args.o + r * args.dim + c;
+  float *o1 = o0 + args.dim, *o2 = o1 + args.dim, *o3 = o2 + args.dim;
+  auto a00 = hn::LoadU(df, o0), a01 = hn::LoadU(df, o0 + n);
+  auto a02 = hn::LoadU(df, o0 + 2 * n), a03 = hn::LoadU(df, o0 + 3 * n);
+  auto a10 = hn::LoadU(df, o1), a11 = hn::LoadU(df, o1 + n);
+  auto a12 = hn::LoadU(df, o1 + 2 * n), a13 = hn::LoadU(df, o1 + 3 * n);
+  auto a20 = hn::LoadU(df, o2), a21 = hn::LoadU(df, o2 + n);
+  auto a22 = hn::LoadU(df, o2 + 2 * n), a23 = hn::LoadU(df, o2 + 3 * n);
+  auto a30 = hn::LoadU(df, o3), a31 = hn::LoadU(df, o3 + n);
+  auto a32 = hn::LoadU(df, o3 + 2 * n), a33 = hn::LoadU(df, o3 + 3 * n);
+  for (int t = 0; t < args.tokens; ++t) {
+    const T* v = row_as<T>(args.v, t, 0) + c;
+    const auto x0 = load_f32(df, v), x1 = load_f32(df, v + n);
+    const auto x2 = load_f32(df, v + 2 * n), x3 = load_f32(df, v + 3 * n);
+    const auto y0 = hn::Set(df, w0[t]), y1 = hn::Set(df, w0[kTileTokens + t]);
+    const auto y2 = hn::Set(df, w0[2 * kTileTokens + t]), y3 = hn::Set(df, w0[3 * kTileTokens + t]);
+    a00 = hn::MulAdd(y0, x0, a00), a01 = hn::MulAdd(y0, x1, a01);
+    a02 = hn::MulAdd(y0, x2, a02), a03 = hn::MulAdd(y0, x3, a03);
+    a10 = hn::MulAdd(y1, x0, a10), a11 = hn::MulAdd(y1, x1, a11);
+    a12 = hn::MulAdd(y1, x2, a12), a13 = hn::MulAdd(y1, x3, a13);
+    a20 = hn::MulAdd(y2, x0, a20), a21 = hn::MulAdd(y2, x1, a21);
+    a22 = hn::MulAdd(y2, x2, a22), a23 = hn::MulAdd(y2, x3, a23);
+    a30 = hn::MulAdd(y3, x0, a30), a31 = hn::MulAdd(y3, x1, a31);
+    a32 = hn::MulAdd(y3, x2, a32), a33 = hn::MulAdd(y3, x3, a33);
+  }
+  hn::StoreU(a00, df, o0), hn::StoreU(a01, df, o0 + n);
+  hn::StoreU(a02, df, o0 + 2 * n), hn::StoreU(a03, df, o0 + 3 * n);
+  hn::StoreU(a10, df, o1), hn::StoreU(a11, df, o1 + n);
+  hn::StoreU(a12, df, o1 + 2 * n), hn::StoreU(a13, df, o1 + 3 * n);
+  hn::StoreU(a20, df, o2), hn::StoreU(a21, df, o2 + n);
+  hn::StoreU(a22, df, o2 + 2 * n), hn::StoreU(a23, df, o2 + 3 * n);
+  hn::StoreU(a30, df, o3), hn::StoreU(a31, df, o3 + n);
+  hn::StoreU(a32, df, o3 + 2 * n), hn::StoreU(a33, df, o3 + 3 * n);
+}
+
 // One token and one row, for what is left of a tile.
 template <class T, class DF>
 HWY_INLINE void accumulate_token(DF df, float w, int dim, const T* v, float* o) {
@@ -65,6 +106,15 @@ template <class T, class DF>
 HWY_INLINE void accumulate_with(DF df, const AccumulateArgs& args) {
   const int dim = args.dim;
   for (int i = 0; i < args.heads * args.rows; ++i) shrink_sums(df, args.shrink[i], dim, args.o + i * dim);
+  if constexpr (kRegisterRows >= 4) {
+    const int columns = 4 * static_cast<int>(hn::Lanes(df));
+    if (args.heads == 1 && args.rows >= 16 && args.rows % 4 == 0 && dim % columns == 0) {
+      for (int c = 0; c < dim; c += columns) {
+        for (int r = 0; r < args.rows; r += 4) accumulate_in_registers<T>(df, args, r, c);
+      }
+      return;
+    }
+  }
   int t = 0;
   for (; t + kTokenBlock <= args.tokens; t += kTokenBlock) {
     for (int h = 0; h < args.heads; ++h) {

@@ -18,7 +18,7 @@ namespace treeattn::kernels {
 namespace {
 
 // Rows that share a KV head and are worked on together: their sums must stay in the nearest caches.
-constexpr std::int64_t kRowsPerHead = 64;
+constexpr std::int64_t kRowsPerHead = 128;
 constexpr std::int64_t kRowsPerUnit = kMaxRowsPerCall;
 constexpr std::int64_t kRowsPerMerge = 4;  // one task of the merge that ends a decode
 // Tasks per thread that make dynamic scheduling even.

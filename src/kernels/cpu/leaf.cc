@@ -235,7 +235,6 @@ TileRows LeafWorker::rows_of(const KvView& view, const std::byte* const* rows) c
 
 // Many rows share one head (attention_cpu.cc gives such units no second one): its rows become float32 once for all.
 TileRows LeafWorker::promote(const KvView& view, const TileRows& from, int tokens, const std::byte** table) {
-  if (view.dtype == DType::kFloat32) return from;
   const int dim = to_int(view.head_dim);
   ops_of(target_, view.dtype).promote(from, tokens, dim, promoted_);
   for (int t = 0; t < kTileTokens; ++t) {
