@@ -30,14 +30,6 @@ TREEATTN_FMA_CLONES void merge_rows(float* lower, const float* higher, std::size
   for (std::size_t r = 0; r < count; ++r) merge_row(lower + r * row_floats, higher + r * row_floats, row_floats);
 }
 
-void merge_sink(float* row, std::size_t row_floats, float sink) {
-  std::vector<float> state(row_floats, 0.0f);
-  constexpr float kLog2E = 0x1.715476p+0f;
-  state[0] = sink * kLog2E;
-  state[1] = 1.0f;
-  merge_row(row, state.data(), row_floats);
-}
-
 }  // namespace treeattn::merge
 
 namespace treeattn {
@@ -73,12 +65,16 @@ void finalize_states(std::span<const float> states, std::int64_t v_dim, std::spa
   require(lse.empty() || lse.size() == rows, "lse holds {} floats; accepted: 0 or rows = {}", lse.size(), rows);
   require(sinks.empty() || rows % sinks.size() == 0, "sinks holds {} logits; accepted: a divisor of rows = {}",
           sinks.size(), rows);
-  std::vector<float> with_sink(sinks.empty() ? 0 : row_floats);
+  // A sink is the state of one key whose value is zero.
+  constexpr float kLog2E = 0x1.715476p+0f;
+  std::vector<float> with_sink, sink_state(row_floats, 0.0f);
+  sink_state[1] = 1.0f;
   for (std::size_t r = 0; r < rows; ++r) {
     const float* row = states.data() + r * row_floats;
     if (!sinks.empty()) {
       with_sink.assign(row, row + row_floats);
-      merge::merge_sink(with_sink.data(), row_floats, sinks[r % sinks.size()]);
+      sink_state[0] = sinks[r % sinks.size()] * kLog2E;
+      merge::merge_row(with_sink.data(), sink_state.data(), row_floats);
       row = with_sink.data();
     }
     const float row_lse = merge::finalize_row(row, dim, out.data() + r * dim);
