@@ -173,14 +173,4 @@ void attention_states_on(const CpuTarget& target, const Problem& problem, float*
   });
 }
 
-std::size_t workspace_bytes(const CpuTarget& target, const Problem& problem, int threads) {
-  const Work work = plan_work(problem, threads);
-  const std::size_t unit_bytes =
-      static_cast<std::size_t>(work.max_rows) * state_floats(problem.v.head_dim) * sizeof(float);
-  const std::size_t holders = work.task_per_unit ? static_cast<std::size_t>(threads) : work.units.size();
-  const LeafWorker worker(target, problem, work.max_heads, work.max_rows);
-  return holders * static_cast<std::size_t>(work.leaves) * unit_bytes +
-         static_cast<std::size_t>(threads) * worker.bytes();
-}
-
 }  // namespace treeattn::kernels

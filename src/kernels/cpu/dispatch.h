@@ -23,9 +23,6 @@ const CpuTarget& active_target();
 // One packed state per (batch, query, head), in the canonical order's bits whatever the pool.
 void attention_states_on(const CpuTarget& target, const Problem& problem, float* states, ThreadPool& pool);
 
-// Bytes attention_states_on allocates for this problem: nothing in it grows with the number of keys.
-std::size_t workspace_bytes(const CpuTarget& target, const Problem& problem, int threads);
-
 // What the error bound has to know of a target.
 ErrorModel error_model(const CpuTarget& target, const Problem& problem);
 

@@ -28,8 +28,6 @@ class LeafWorker {
   // states [unit rows, v_dim + 2]: the state of all visible keys of `branch`, folded chunk by chunk in order.
   void leaf(int branch, float* states);
 
-  std::size_t bytes() const { return scratch_.bytes(); }
-
  private:
   struct Tile;
   template <class Body>

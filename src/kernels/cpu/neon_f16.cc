@@ -162,11 +162,6 @@ void dot(const DotArgs& args) {
   });
 }
 
-int sum_floats(int dim) { return dim; }
-void unpack_sums(const float* sums, int dim, float* out) {
-  __builtin_memcpy(out, sums, sizeof(float) * static_cast<std::size_t>(dim));
-}
-
 // acc += {low half, high half} of v * w[lane].
 #define TREEATTN_FMLAL(lane)                                      \
   low[i] = vfmlalq_laneq_low_f16(low[i], v[lane], w[i], lane);    \
@@ -247,26 +242,27 @@ template <int R>
 void accumulate_rows(const AccumulateArgs& args, const float* scale_up, int t, int h, int r) {
   const std::byte* rows[kTokens];
   neon::value_rows(args, t, h, rows);
-  float16x8_t w[R], w_rest[R];
-  float32x4_t w_wide[R][2];
+  float32x4_t w[R][2];
   TREEATTN_UNROLL
   for (int i = 0; i < R; ++i) {
     float filled[kTokens];
     const float* from = neon::row_weights(args, t, h * args.rows + r + i, filled);
-    const float up = scale_up[r + i];
-    const float32x4_t a = vmulq_n_f32(vld1q_f32(from), up), b = vmulq_n_f32(vld1q_f32(from + 4), up);
-    w_wide[i][0] = a;
-    w_wide[i][1] = b;
-    const float16x4_t high_a = vcvt_f16_f32(a), high_b = vcvt_f16_f32(b);
-    w[i] = vcombine_f16(high_a, high_b);
-    w_rest[i] = vcombine_f16(vcvt_f16_f32(vsubq_f32(a, vcvt_f32_f16(high_a))),
-                             vcvt_f16_f32(vsubq_f32(b, vcvt_f32_f16(high_b))));
+    w[i][0] = vmulq_n_f32(vld1q_f32(from), scale_up[r + i]);
+    w[i][1] = vmulq_n_f32(vld1q_f32(from + 4), scale_up[r + i]);
   }
   float* sums = args.o + (h * args.rows + r) * args.dim;
   if constexpr (R == 4) {
-    accumulate_converted(w_wide, rows, args.dim, sums);
+    accumulate_converted(w, rows, args.dim, sums);
   } else {
-    accumulate_tokens<R>(w, w_rest, rows, args.dim, sums);
+    float16x8_t high[R], rest[R];
+    TREEATTN_UNROLL
+    for (int i = 0; i < R; ++i) {
+      const float16x4_t a = vcvt_f16_f32(w[i][0]), b = vcvt_f16_f32(w[i][1]);
+      high[i] = vcombine_f16(a, b);
+      rest[i] = vcombine_f16(vcvt_f16_f32(vsubq_f32(w[i][0], vcvt_f32_f16(a))),
+                             vcvt_f16_f32(vsubq_f32(w[i][1], vcvt_f32_f16(b))));
+    }
+    accumulate_tokens<R>(high, rest, rows, args.dim, sums);
   }
 }
 
@@ -306,8 +302,6 @@ void use_neon_f16(CpuTarget& target) {
   ops.pack_queries = pack_queries;
   ops.dot = dot;
   ops.accumulate = accumulate;
-  ops.sum_floats = sum_floats;
-  ops.unpack_sums = unpack_sums;
   ops.weight_error = 0x1p-18;
   ops.query_error = 0x1p-22;
   ops.weight_floor = 0x1p-37;

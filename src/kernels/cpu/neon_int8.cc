@@ -177,10 +177,6 @@ void dot(const DotArgs& args) {
 // Sums of a row: dim floats, then the integers of the tile at work, for every pair of dims {high d, high d + 1, low d,
 // low d + 1}, zero between tiles.
 int sum_floats(int dim) { return 3 * dim; }
-void unpack_sums(const float* sums, int dim, float* out) {
-  __builtin_memcpy(out, sums, sizeof(float) * static_cast<std::size_t>(dim));
-}
-
 std::int32_t* integers_of(float* sums, int dim) { return reinterpret_cast<std::int32_t*>(sums + dim); }
 
 // 8 tokens by 16 dims (or 8, upper half unused), transposed into blocks of {dim, dim + 1} x 8 tokens.
@@ -308,7 +304,6 @@ void use_neon_int8(CpuTarget& target) {
   ops.dot = dot;
   ops.accumulate = accumulate;
   ops.sum_floats = sum_floats;
-  ops.unpack_sums = unpack_sums;
   ops.query_error = 0x1p-23;
   ops.weight_floor = 0x1p-15;
 }
