@@ -4,6 +4,8 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace treeattn {
 
@@ -21,6 +23,23 @@ class InvalidArgument : public Error {
 
 // Something asked for is not on this machine: an instruction set, a device, a transport.
 class Unavailable : public Error {
+ public:
+  using Error::Error;
+};
+
+// Other ranks did not answer within the deadline, or are known to be gone. Thrown on every surviving rank.
+class LostRanks : public Error {
+ public:
+  LostRanks(const std::string& what, std::vector<int> ranks) : Error(what), ranks_(std::move(ranks)) {}
+  // Ascending, in the numbering of the communicator that threw.
+  const std::vector<int>& ranks() const { return ranks_; }
+
+ private:
+  std::vector<int> ranks_;
+};
+
+// A file that is missing, damaged, or not what it should be.
+class BadFile : public Error {
  public:
   using Error::Error;
 };

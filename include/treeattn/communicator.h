@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that pass bytes to each other: threads of one process, MPI processes, or one alone. The same calls on each, and
+// none waits for ever: every call that depends on another rank has a deadline, and the error names who is missing.
+//
+//   auto world = treeattn::mpi_communicator();                       // one rank per process, under mpirun
+//   treeattn::run_ranks(4, [](std::shared_ptr<treeattn::Communicator> world) { ... });   // one rank per thread
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace treeattn {
+
+namespace comm {
+class Transport;
+struct Operation;
+}  // namespace comm
+
+using Seconds = std::chrono::duration<double>;
+inline constexpr Seconds kDefaultDeadline{30.0};
+
+// What a rank has sent. Counted per message handed to the transport, headers not included.
+struct Traffic {
+  std::uint64_t messages = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t remote_messages = 0;  // of these, to a rank on another node
+  std::uint64_t remote_bytes = 0;
+  std::uint64_t steps = 0;  // rounds of communication, one after the other, also those this rank sat out
+};
+
+// lower[i] = reduce(lower[i], higher[i]) for `count` elements. Called with the side of the lower ranks first; need not
+// commute.
+using ReduceFn = std::function<void(std::byte* lower, const std::byte* higher, std::size_t count)>;
+
+// A message under way. Movable; destroying it gives the message up but not its buffer, which lives until it is safe.
+class Request {
+ public:
+  Request();
+  ~Request();
+  Request(Request&&) noexcept;
+  Request& operator=(Request&&) noexcept;
+  bool pending() const { return operation_ != nullptr; }
+
+ private:
+  friend class Communicator;
+  std::shared_ptr<comm::Operation> operation_;
+};
+
+// A group of ranks, seen from one of them. Not thread-safe: one thread of a rank at a time. Calls marked collective
+// must be made by all ranks of the group, in the same order.
+//
+// A rank that does not answer within the deadline, or that is known to be gone, makes the call throw LostRanks
+// (treeattn/error.h), on every surviving rank that is inside a call or enters one later, with the same ranks named.
+// After that only shrink() and the destructor may be called.
+class Communicator {
+ public:
+  // For transports; users call the functions below this class.
+  explicit Communicator(std::shared_ptr<comm::Transport> transport);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const;
+  int size() const;
+  // Which machine a rank is on: 0, 1, ... in the order of their lowest ranks.
+  int node_of(int rank) const;
+  int nodes() const;
+  std::string_view transport() const;  // "self", "threads" or "mpi"
+
+  Seconds deadline() const;
+  // Requires more than 0. The default of every call below that is given none.
+  void set_deadline(Seconds deadline);
+
+  // Point to point. Messages between two ranks arrive in the order they were sent; a receive must ask for exactly as
+  // many bytes as were sent. `owner` keeps the memory alive while the message is under way, even if the call that
+  // waits for it throws; with no owner the caller must see to that. A rank may send to itself.
+  Request send(int to, std::span<const std::byte> data, std::shared_ptr<const void> owner = nullptr);
+  Request receive(int from, std::span<std::byte> data, std::shared_ptr<void> owner = nullptr);
+  // Moves messages along; true once this one is done (then it is no longer pending). Never waits.
+  bool test(Request& request);
+  void wait(Request& request, std::optional<Seconds> deadline = {});
+  void wait_all(std::span<Request> requests, std::optional<Seconds> deadline = {});
+
+  // Collective. `elements` are data.size() / element_bytes; every rank gets the same bits, merged in the order of the
+  // ranks along a binary tree: ceil(log2 size) rounds up, as many down, 2 (size - 1) messages of data.size() bytes.
+  void allreduce(std::span<std::byte> data, std::size_t element_bytes, const ReduceFn& reduce,
+                 std::optional<Seconds> deadline = {});
+  // Collective. all [size, mine.size()]: what each rank gave, by rank. ceil(log2 size) rounds.
+  void allgather(std::span<const std::byte> mine, std::span<std::byte> all, std::optional<Seconds> deadline = {});
+  // Collective. ceil(log2 size) rounds.
+  void broadcast(std::span<std::byte> data, int root, std::optional<Seconds> deadline = {});
+  // Collective: returns when all ranks have come.
+  void barrier(std::optional<Seconds> deadline = {});
+  // For schedules that are not one of these: counts a round.
+  void count_step();
+
+  // Collective. Ranks of equal color form a group, ordered by key, then by rank; a negative color joins none (null).
+  std::shared_ptr<Communicator> split(int color, int key);
+  // The group without the ranks that LostRanks named, in the same order. To be called by every survivor, after
+  // LostRanks. Messages of the old group cannot reach the new one.
+  std::shared_ptr<Communicator> shrink();
+  // Ranks of this group that LostRanks named.
+  const std::vector<int>& lost() const;
+
+  // What this rank has sent through this communicator, since it was made or reset.
+  const Traffic& traffic() const;
+  void reset_traffic();
+
+ private:
+  struct Impl;
+  explicit Communicator(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// One rank alone.
+std::shared_ptr<Communicator> self_communicator();
+
+struct RankOptions {
+  Seconds deadline = kDefaultDeadline;
+  // The node of each rank, to test how several machines would be used on one; empty: as it is (MPI's shared memory
+  // groups; for threads the NUMA nodes, where there is more than one). The environment variable TREEATTN_NODES, e.g.
+  // "0,0,1,1", does the same.
+  std::vector<int> nodes;
+  bool pin = true;  // threads: gives each rank its own cores, or several ranks one core when there are more ranks
+};
+
+// Calls body(communicator) on `ranks` threads and returns when all have returned. A rank that returns or throws is gone
+// for the others. Throws what the lowest rank threw that threw something other than LostRanks; else its LostRanks, if
+// any rank let that escape.
+void run_ranks(int ranks, const std::function<void(std::shared_ptr<Communicator>)>& body, RankOptions options = {});
+
+// All MPI processes of this launch; initialises MPI unless that has been done, and finalises it at the end in that
+// case, when no rank was lost. Throws Unavailable in a build without MPI.
+std::shared_ptr<Communicator> mpi_communicator(RankOptions options = {});
+// The same over a communicator of the caller's, given as a Fortran handle (MPI_Comm_c2f). MPI must outlive it.
+std::shared_ptr<Communicator> mpi_communicator(int fortran_handle, RankOptions options = {});
+// Whether this build has MPI, and whether an MPI launcher started this process.
+bool mpi_available();
+bool launched_by_mpi();
+
+}  // namespace treeattn

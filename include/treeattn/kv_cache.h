@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// A KV cache whose sequences are spread over the ranks of a communicator. Each rank holds the chunks of the branches it
+// carries, in pages, and nothing else.
+//
+//   treeattn::KvCache cache(world, {.kv_heads = 8, .k_dim = 128, .v_dim = 128, .k_type = bf16, .v_type = bf16});
+//   const treeattn::SequenceId sequence = cache.add_sequence();
+//   cache.append(sequence, k, v);           // the same call on every rank; each keeps its share
+//
+// Every rank makes the same calls with the same arguments in the same order, except write(). Nothing here communicates
+// but rebalance, adopt, save and load.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "treeattn/communicator.h"
+#include "treeattn/order.h"
+#include "treeattn/views.h"
+
+namespace treeattn {
+
+namespace parallel {
+class KvStore;
+}
+
+using SequenceId = std::int64_t;
+
+struct KvCacheConfig {
+  int layers = 1;
+  std::int64_t kv_heads = 0;
+  std::int64_t k_dim = 0;
+  std::int64_t v_dim = 0;
+  DType k_type = DType::kBFloat16;  // int8 and fp8 keep a scale per row of a head
+  DType v_type = DType::kBFloat16;
+  ReductionOrder order;
+
+  bool operator==(const KvCacheConfig&) const = default;
+};
+
+// Consecutive tokens of a sequence.
+struct TokenRange {
+  SequenceId sequence = 0;
+  std::int64_t first = 0;  // global position
+  std::int64_t count = 0;
+
+  bool operator==(const TokenRange&) const = default;
+};
+
+class KvCache {
+ public:
+  // weights: how much each rank carries relative to the others; 0 means nothing. Empty: equal shares. Branches go to
+  // the ranks node by node, so that a node holds one piece of the tree. Throws InvalidArgument.
+  KvCache(std::shared_ptr<Communicator> communicator, const KvCacheConfig& config,
+          std::span<const double> weights = {});
+  ~KvCache();
+  KvCache(KvCache&&) noexcept;
+  KvCache& operator=(KvCache&&) noexcept;
+
+  const KvCacheConfig& config() const;
+  const std::shared_ptr<Communicator>& communicator() const;
+
+  // Sequences. Ids are 0, 1, 2 ... and are not used again.
+  SequenceId add_sequence();
+  // A copy that shares all pages; a page is copied when one of the two first writes to it.
+  SequenceId fork(SequenceId sequence);
+  // Forgets the tokens from position `length` on. Requires 0 <= length <= the current one.
+  void truncate(SequenceId sequence, std::int64_t length);
+  void drop(SequenceId sequence);
+  std::int64_t length(SequenceId sequence) const;
+  std::vector<SequenceId> sequences() const;
+
+  // Adds k.tokens tokens at the end. k and v [1, tokens, kv_heads, dim] in the type of the cache (with scales where it
+  // has them), or in float32, float16 or bfloat16, which is then converted; int8 and fp8 get the scale max|x| / 127 and
+  // max|x| / 448 of each row. Copies what this rank carries. Requires layers == 1.
+  void append(SequenceId sequence, const KvView& k, const KvView& v);
+  // With several layers: first the room, whose content is undefined until written, then each layer.
+  void extend(SequenceId sequence, std::int64_t tokens);
+  // Stores those of the k.tokens tokens from position `first` on that this rank carries; they must exist. A rank may
+  // leave out calls whose tokens it does not carry.
+  void write(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v);
+
+  // The tokens of [first, first + count) that this rank carries, ascending, neighbours joined.
+  std::vector<TokenRange> carried(SequenceId sequence, std::int64_t first, std::int64_t count) const;
+  // Of all ranks: tokens this rank carries of a sequence, and bytes of K, V and scales it has allocated for all.
+  std::int64_t carried_tokens(SequenceId sequence) const;
+  std::size_t allocated_bytes() const;
+  // Which rank carries a branch, by the branch's place among the leaves of the tree.
+  std::span<const int> rank_of_leaf() const;
+
+  // Collective. Moves branches so that the shares follow the new weights. The next result has the same bits.
+  void rebalance(std::span<const double> weights);
+  // Collective over `survivors`, a communicator that Communicator::shrink made of this cache's (or of one like it).
+  // Takes it over, spreads the branches by the weights (empty: equal) and returns what this rank now carries and has no
+  // content for, because the rank that had it is gone: to be filled by write().
+  std::vector<TokenRange> adopt(std::shared_ptr<Communicator> survivors, std::span<const double> weights = {});
+
+  // Collective. One file per branch and a manifest, each checksummed, written beside and renamed: a save that fails or
+  // is cut off leaves an earlier one in the same directory as it was. Throws BadFile on every rank.
+  void save(const std::filesystem::path& directory) const;
+  // Collective. Any number of ranks. Throws BadFile, naming file and reason, on every rank.
+  static KvCache load(std::shared_ptr<Communicator> communicator, const std::filesystem::path& directory,
+                      std::span<const double> weights = {});
+
+  // For the attention calls of this library.
+  const parallel::KvStore& store() const { return *store_; }
+
+ private:
+  explicit KvCache(std::unique_ptr<parallel::KvStore> store);
+  std::unique_ptr<parallel::KvStore> store_;
+};
+
+}  // namespace treeattn

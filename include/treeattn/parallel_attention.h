@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention over a sharded KV cache: Tree Attention with several ways to reduce, and Ring Attention beside it.
+//
+//   treeattn::ParallelAttention attention(world, {.strategy = treeattn::Strategy::kMerge});
+//   attention.decode(cache, layer, {&sequence, 1}, q, {}, out, lse, pool);      // on every rank
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "treeattn/attention.h"
+#include "treeattn/communicator.h"
+#include "treeattn/kv_cache.h"
+#include "treeattn/strategy.h"
+
+namespace treeattn {
+
+struct ParallelOptions {
+  Strategy strategy = Strategy::kAuto;
+  // false: every rank first merges what it carries into one state. Less to send where the shares do not fall on nodes
+  // of the tree; the bits then depend on the shares.
+  bool canonical = true;
+};
+
+// Where the result of decode goes.
+enum class Result : std::uint8_t {
+  kReplicated,  // every rank gets all heads
+  kByHeads,     // rank r gets heads [r * heads / size, (r + 1) * heads / size), and sends half as much
+};
+
+// What the last call did, on this rank.
+struct CallReport {
+  Strategy strategy = Strategy::kAuto;  // the one that ran
+  double local_seconds = 0;             // attention to what this rank carries
+  double reduce_seconds = 0;            // the rest, waiting for others included
+  Traffic traffic;
+  std::size_t extra_bytes = 0;  // most memory held at once for states and messages, the kernels' scratch not included
+};
+
+// Holds what does not change from call to call: schedules, message buffers, the measured links. One per rank; every
+// rank makes the same calls with the same arguments (out and lse apart), as every call is collective. Throws LostRanks,
+// and InvalidArgument before anything is sent.
+class ParallelAttention {
+ public:
+  explicit ParallelAttention(std::shared_ptr<Communicator> communicator, ParallelOptions options = {});
+  ~ParallelAttention();
+
+  // q [sequences.size(), queries, heads, k_dim], the same on every rank; the queries are the last tokens of each
+  // sequence (append their keys first), or stand at first_query. out [batch, queries, heads, v_dim] (or this rank's
+  // heads), lse [batch, queries, heads] or empty.
+  void decode(const KvCache& cache, int layer, std::span<const SequenceId> sequences, const QueryView& q,
+              const AttentionOptions& options, std::span<float> out, std::span<float> lse, ThreadPool& pool,
+              Result result = Result::kReplicated, std::span<const std::int64_t> first_query = {});
+
+  // Many queries, each rank with its own: q [1, tokens, heads, k_dim] for the tokens of [first, first + count) that
+  // this rank carries (KvCache::carried), in that order; out and lse in the same order. Keys are those of the cache, so
+  // append before. By Ring Attention: K and V go round in pieces while the last piece is worked on. Cyclic placement
+  // makes a causal mask cost every rank the same. gather_kv: every rank first collects all of K and V, where memory
+  // allows: one exchange, and no waiting after that.
+  void prefill(const KvCache& cache, int layer, SequenceId sequence, std::int64_t first, std::int64_t count,
+               const QueryView& q, const AttentionOptions& options, std::span<float> out, std::span<float> lse,
+               ThreadPool& pool, bool gather_kv = false);
+
+  const CallReport& report() const;
+  // Why kAuto took what it took, as a table: the links measured, and steps, bytes and time of each strategy.
+  std::string why() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace treeattn

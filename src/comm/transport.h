@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a transport has to do: pass bytes between ranks without ever waiting. Groups, collectives, deadlines and lost
+// ranks are built on it once, in communicator.cc.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace treeattn::comm {
+
+// A message under way, as the transport sees it. Derived from by each transport. It owns (shares) its buffer, so that a
+// message that is given up can stay where the other side, or the network, may still touch it.
+struct Operation {
+  virtual ~Operation() = default;
+  std::shared_ptr<const void> owner;
+};
+
+// One rank's end of it. Not thread-safe.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual std::string_view name() const = 0;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const std::vector<int>& nodes() const = 0;  // [size] node of each rank, as numbered by the transport
+
+  // Messages of one (from, to, tag) arrive in order. 0 <= tag <= kMaxTag.
+  static constexpr int kMaxTag = 32767;
+  virtual std::shared_ptr<Operation> send(int to, int tag, std::span<const std::byte> data,
+                                          std::shared_ptr<const void> owner) = 0;
+  virtual std::shared_ptr<Operation> receive(int from, int tag, std::span<std::byte> data,
+                                             std::shared_ptr<const void> owner) = 0;
+  // Moves messages along, without waiting; true when this one is done.
+  virtual bool test(Operation& operation) = 0;
+  // Gives a message up: the transport keeps what it needs of it until that is safe.
+  virtual void abandon(std::shared_ptr<Operation> operation) = 0;
+  // Waits a moment in the way that suits the transport: until something may have changed. `idle` counts the calls in a
+  // row that found nothing, so that a long wait can sleep.
+  virtual void pause(int idle) = 0;
+  // Whether a rank is known to be gone for good (its thread has ended). A transport that cannot tell says no.
+  virtual bool gone(int rank) const = 0;
+  // A rank has been lost: whatever needs all ranks (MPI_Finalize) must not be done any more.
+  virtual void mark_broken() = 0;
+};
+
+}  // namespace treeattn::comm

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/node_set.h"
+
+#include <algorithm>
+
+namespace treeattn::plan {
+namespace {
+
+constexpr auto kNothing = [] {};
+
+bool before(const TreeNode& a, const TreeNode& b) { return a.first_leaf() < b.first_leaf(); }
+
+}  // namespace
+
+NodeSet cover(int first, int last) {
+  NodeSet set;
+  for (int leaf = first; leaf < last; ++leaf) append_node(set, {0, leaf}, kNothing);
+  return set;
+}
+
+NodeSet cover(std::span<const int> leaves) {
+  NodeSet set;
+  for (const int leaf : leaves) append_node(set, {0, leaf}, kNothing);
+  return set;
+}
+
+NodeSet unite(const NodeSet& a, const NodeSet& b) {
+  NodeSet both(a.size() + b.size());
+  std::merge(a.begin(), a.end(), b.begin(), b.end(), both.begin(), before);
+  NodeSet set;
+  for (const TreeNode& node : both) append_node(set, node, kNothing);
+  return set;
+}
+
+}  // namespace treeattn::plan
