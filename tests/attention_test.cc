@@ -266,7 +266,7 @@ TEST_P(TargetTest, NanAndInfinityShowExactlyWhereTheyMust) {
         shape.tokens = 100;
         shape.v_dim = 32;
         shape.causal = true;
-        shape.chunk_tokens = 64;
+        shape.order.chunk_tokens = 64;
         shape.k_type = shape.v_type = dtype;
         shape.q_type = dtype == DType::kFp8E4M3 ? DType::kBFloat16 : dtype;
         if (spoil.shape) spoil.shape(shape);

@@ -258,15 +258,15 @@ const BadCall kBadCalls[] = {
        c.options.sinks = c.sinks;
      },
      {"sinks[0] = inf", "-inf (none)"}},
-    {"chunk_zero", [](Call& c) { c.options.chunk_tokens = 0; }, {"chunk_tokens = 0"}},
-    {"chunk_negative", [](Call& c) { c.options.chunk_tokens = -64; }, {"chunk_tokens = -64"}},
-    {"chunk_step", [](Call& c) { c.options.chunk_tokens = 100; }, {"chunk_tokens = 100", "multiple of 64"}},
-    {"chunk_huge", [](Call& c) { c.options.chunk_tokens = std::int64_t{1} << 41; }, {"chunk_tokens = 2199023255552"}},
-    {"branches_zero", [](Call& c) { c.options.branches = 0; }, {"branches = 0"}},
-    {"branches_power", [](Call& c) { c.options.branches = 48; }, {"branches = 48", "power of two"}},
-    {"branches_many", [](Call& c) { c.options.branches = 131072; }, {"branches = 131072", "65536"}},
+    {"chunk_zero", [](Call& c) { c.in.order.chunk_tokens = 0; }, {"chunk_tokens = 0"}},
+    {"chunk_negative", [](Call& c) { c.in.order.chunk_tokens = -64; }, {"chunk_tokens = -64"}},
+    {"chunk_step", [](Call& c) { c.in.order.chunk_tokens = 100; }, {"chunk_tokens = 100", "multiple of 64"}},
+    {"chunk_huge", [](Call& c) { c.in.order.chunk_tokens = std::int64_t{1} << 41; }, {"chunk_tokens = 2199023255552"}},
+    {"branches_zero", [](Call& c) { c.in.order.branches = 0; }, {"branches = 0"}},
+    {"branches_power", [](Call& c) { c.in.order.branches = 48; }, {"branches = 48", "power of two"}},
+    {"branches_many", [](Call& c) { c.in.order.branches = 131072; }, {"branches = 131072", "65536"}},
     {"branches_negative",
-     [](Call& c) { c.options.branches = std::numeric_limits<int>::min(); },
+     [](Call& c) { c.in.order.branches = std::numeric_limits<int>::min(); },
      {"branches = -2147483648"}},
 };
 
@@ -298,7 +298,7 @@ TEST(ProblemTest, FillsInDefaults) {
   EXPECT_EQ(problem.first_query, (std::vector<std::int64_t>{104, 107}));
   EXPECT_FLOAT_EQ(problem.scale, 1.0f / std::sqrt(32.0f));
   EXPECT_EQ(problem.order.chunk_tokens, 256);
-  EXPECT_EQ(problem.order.branches, 64);
+  EXPECT_EQ(problem.order.branches, 256);
   EXPECT_EQ(problem.group(), 2);
   EXPECT_EQ(problem.rows(), 16);
   call.in.lengths = {};
@@ -310,7 +310,7 @@ TEST(ProblemTest, AcceptsTheExtremes) {
   call.options.window = kHuge;
   call.options.softcap = 1e-6f;
   call.options.scale = 0.0f;
-  call.options.branches = 65536;
+  call.in.order.branches = 65536;
   call.sinks[2] = -kInf;
   call.options.sinks = call.sinks;
   call.first_query = {-1000, std::int64_t{1} << 59};

@@ -312,7 +312,7 @@ TEST(ReferenceTest, BoundsHoldForPlainFloat32AndCatchMistakes) {
       shape.data = kind;
       shape.queries = 2;
       shape.causal = true;
-      shape.branches = 1;  // one running state is one branch
+      shape.order.branches = 1;  // one running state is one branch
       const CaseData data(shape, 5);
       Problem problem = make_problem(data.input(), data.options());
       ErrorModel model;

@@ -140,7 +140,7 @@ TEST(StateTest, BlocksInTreeOrderMakeTheSoftmax) {
       std::vector<Row> level;
       std::vector<Exact> level_bounds;
       for (int leaf = 0; leaf < kBlocks; ++leaf) {
-        const auto branch = static_cast<std::size_t>(plan::branch_of_leaf(leaf, kBlocks));
+        const auto branch = static_cast<std::size_t>(plan::reverse_bits(leaf, kBlocks));
         level.push_back(blocks[branch]);
         level_bounds.push_back(bounds[branch]);
       }

@@ -7,20 +7,23 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string>
 #include <vector>
+
+#include "treeattn/error.h"
 
 namespace treeattn::plan {
 namespace {
 
 constexpr int kMostBranches = 65536;
 
-static_assert(branch_of_leaf(0, 1) == 0);
-static_assert(branch_of_leaf(1, 8) == 4 && branch_of_leaf(3, 8) == 6 && branch_of_leaf(6, 8) == 3);
+static_assert(reverse_bits(0, 1) == 0);
+static_assert(reverse_bits(1, 8) == 4 && reverse_bits(3, 8) == 6 && reverse_bits(6, 8) == 3);
 static_assert(log2_exact(1) == 0 && log2_exact(kMostBranches) == 16);
 
 TEST(TreeOrderTest, DrawnExampleOfTheHeader) {
   const int drawn[] = {0, 4, 2, 6, 1, 5, 3, 7};
-  for (int leaf = 0; leaf < 8; ++leaf) EXPECT_EQ(branch_of_leaf(leaf, 8), drawn[leaf]);
+  for (int leaf = 0; leaf < 8; ++leaf) EXPECT_EQ(reverse_bits(leaf, 8), drawn[leaf]);
 }
 
 TEST(TreeOrderTest, Log2OfEveryPowerOfTwo) {
@@ -31,12 +34,12 @@ TEST(TreeOrderTest, LeavesAndBranchesAreABijectionAndItsOwnInverse) {
   for (int branches = 1; branches <= kMostBranches; branches *= 2) {
     std::vector<bool> seen(static_cast<std::size_t>(branches), false);
     for (int leaf = 0; leaf < branches; ++leaf) {
-      const int branch = branch_of_leaf(leaf, branches);
+      const int branch = reverse_bits(leaf, branches);
       ASSERT_GE(branch, 0);
       ASSERT_LT(branch, branches) << "leaf " << leaf;
       ASSERT_FALSE(seen[static_cast<std::size_t>(branch)]) << "leaf " << leaf << " of " << branches;
       seen[static_cast<std::size_t>(branch)] = true;
-      ASSERT_EQ(branch_of_leaf(branch, branches), leaf) << "of " << branches;
+      ASSERT_EQ(reverse_bits(branch, branches), leaf) << "of " << branches;
     }
   }
 }
@@ -48,7 +51,7 @@ TEST(TreeOrderTest, ANodeCoversEvenlySpreadBranches) {
       const int size = branches / step;
       for (int first = 0; first < branches; first += size) {
         std::vector<int> covered;
-        for (int leaf = first; leaf < first + size; ++leaf) covered.push_back(branch_of_leaf(leaf, branches));
+        for (int leaf = first; leaf < first + size; ++leaf) covered.push_back(reverse_bits(leaf, branches));
         std::sort(covered.begin(), covered.end());
         ASSERT_LT(covered[0], step);
         for (int i = 0; i < size; ++i) {
@@ -67,8 +70,7 @@ TEST(TreeOrderTest, AnyRangeOfLeavesIsSpreadOverTheSequence) {
   for (int first = 0; first < branches; ++first) {
     for (int last = first + 1; last <= branches; ++last) {
       std::vector<int> before(static_cast<std::size_t>(branches) + 1, 0);
-      for (int leaf = first; leaf < last; ++leaf)
-        ++before[static_cast<std::size_t>(branch_of_leaf(leaf, branches)) + 1];
+      for (int leaf = first; leaf < last; ++leaf) ++before[static_cast<std::size_t>(reverse_bits(leaf, branches)) + 1];
       for (std::size_t b = 1; b < before.size(); ++b) before[b] += before[b - 1];
       for (std::size_t b = 0; b < before.size(); ++b) {
         const double share = static_cast<double>(b) * (last - first) / branches;
@@ -78,35 +80,70 @@ TEST(TreeOrderTest, AnyRangeOfLeavesIsSpreadOverTheSequence) {
   }
 }
 
-TEST(TreeOrderTest, FirstChunkOfABranchAgainstBruteForce) {
-  for (const std::int64_t chunk_tokens : {1, 3, 64, 256}) {
+// Every order that has something particular: few and many branches, pieces of one and of several chunks.
+std::vector<ReductionOrder> orders() {
+  std::vector<ReductionOrder> out;
+  for (const std::int64_t chunk_tokens : {64, 256}) {
     for (const int branches : {1, 2, 8, 64}) {
-      const TreeOrder order{chunk_tokens, branches};
-      // Three rounds of the branches and a bit, and the same far beyond 2^32.
-      const std::int64_t span = 3 * branches * chunk_tokens + 5;
-      const std::int64_t step = std::max<std::int64_t>(1, chunk_tokens / 5);
-      for (const std::int64_t origin : {std::int64_t{0}, (std::int64_t{1} << 40) + 12345}) {
-        for (std::int64_t position = origin; position < origin + span; position += step) {
-          for (int branch = 0; branch < branches; ++branch) {
-            std::int64_t want = std::max<std::int64_t>(0, position / chunk_tokens - 2);
-            while ((want + 1) * chunk_tokens <= position || order.branch_of_chunk(want) != branch) ++want;
-            ASSERT_EQ(first_chunk_of(order, branch, position), want)
-                << "position " << position << ", branch " << branch << " of " << branches << ", chunk " << chunk_tokens;
-          }
+      out.push_back({chunk_tokens, branches});
+      for (const std::int64_t chunks : {1, 3}) {
+        out.push_back({chunk_tokens, branches, Placement::kContiguous, chunks * chunk_tokens});
+      }
+    }
+  }
+  return out;
+}
+
+// leaf_of_chunk defines the order; walking the chunks of a leaf must find just those.
+TEST(TreeOrderTest, WalkingALeafFindsItsChunksAndNoOthers) {
+  for (const ReductionOrder& order : orders()) {
+    for (const std::int64_t origin : {std::int64_t{0}, std::int64_t{5}, (std::int64_t{1} << 40) + 12345}) {
+      const std::int64_t last = origin + 3 * order.branches + 5;
+      for (int leaf = 0; leaf < order.branches; ++leaf) {
+        std::vector<std::int64_t> want, got;
+        for (std::int64_t c = origin; c <= last; ++c) {
+          if (leaf_of_chunk(order, c) == leaf) want.push_back(c);
         }
+        for (std::int64_t c = first_chunk(order, leaf, origin); c <= last; c = next_chunk(order, leaf, c)) {
+          got.push_back(c);
+        }
+        ASSERT_EQ(got, want) << "leaf " << leaf << " of " << order.branches << " from chunk " << origin;
+        ASSERT_EQ(chunks_of_leaf(order, leaf, origin, last), static_cast<std::int64_t>(want.size()));
       }
     }
   }
 }
 
-TEST(TreeOrderTest, EveryPositionIsInTheChunkOfItsBranch) {
-  const TreeOrder order{64, 8};
-  for (std::int64_t position = 0; position < 64 * 8 * 3; ++position) {
-    const std::int64_t chunk = order.chunk_of(position);
-    EXPECT_LE(chunk * order.chunk_tokens, position);
-    EXPECT_LT(position, (chunk + 1) * order.chunk_tokens);
-    EXPECT_EQ(first_chunk_of(order, order.branch_of_chunk(chunk), position), chunk);
+TEST(TreeOrderTest, CyclicGoesRoundAndContiguousGoesOn) {
+  const ReductionOrder cyclic{64, 4};
+  const ReductionOrder pieces{64, 4, Placement::kContiguous, 128};
+  const int round[] = {0, 2, 1, 3, 0, 2, 1, 3, 0, 2};
+  const int piece[] = {0, 0, 1, 1, 2, 2, 3, 3, 3, 3};  // what comes later belongs to the last
+  for (int chunk = 0; chunk < 10; ++chunk) {
+    EXPECT_EQ(leaf_of_chunk(cyclic, chunk), round[chunk]);
+    EXPECT_EQ(leaf_of_chunk(pieces, chunk), piece[chunk]);
+    EXPECT_EQ(branch_of_leaf(cyclic, leaf_of_chunk(cyclic, chunk)), chunk % 4);
   }
+  EXPECT_EQ(chunk_of(cyclic, 63), 0);
+  EXPECT_EQ(chunk_of(cyclic, 64), 1);
+}
+
+TEST(TreeOrderTest, RefusesABadOrderByName) {
+  const auto message = [](const ReductionOrder& order) {
+    try {
+      check_order(order);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_EQ(message({}), "accepted");
+  EXPECT_EQ(message({64, 2, Placement::kContiguous, 192}), "accepted");
+  EXPECT_NE(message({100, 2}).find("chunk_tokens = 100"), std::string::npos);
+  EXPECT_NE(message({64, 3}).find("branches = 3"), std::string::npos);
+  EXPECT_NE(message({64, 2, Placement::kCyclic, 64}).find("branch_tokens = 64"), std::string::npos);
+  EXPECT_NE(message({64, 2, Placement::kContiguous, 0}).find("branch_tokens = 0"), std::string::npos);
+  EXPECT_NE(message({64, 2, Placement::kContiguous, 96}).find("branch_tokens = 96"), std::string::npos);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "treeattn/order.h"
 #include "treeattn/thread_pool.h"
 #include "treeattn/views.h"
 
@@ -33,6 +34,7 @@ struct AttentionInput {
   std::int64_t first_key = 0;                 // position of key 0, 0 or more
   std::span<const std::int64_t> first_query;  // [batch] position of query 0; empty: the queries are the last tokens,
                                               // first_key + length - queries
+  ReductionOrder order;                       // same keys, same order: same bits
 };
 
 // How. The logit of query i and key j, at global positions qi and kj, is
@@ -46,11 +48,6 @@ struct AttentionOptions {
   std::span<const float> alibi_slopes;  // [heads], of size 2^60 at most; empty: none
   std::span<const float> sinks;  // [heads] a logit with no value, once per query and head: -inf, or of size 2^100
                                  // at most; empty: none
-
-  // The canonical order of the reduction: the sequence is cut into chunks of chunk_tokens by global position, chunk c
-  // belongs to branch c mod branches, and the tree is over branches. Same numbers, same bits, on any number of threads.
-  std::int64_t chunk_tokens = 256;  // a positive multiple of 64
-  int branches = 64;                // a power of two, 1 to 65536
 };
 
 // out [batch, queries, heads, v.head_dim] and, unless empty, lse [batch, queries, heads] (natural log), both float32

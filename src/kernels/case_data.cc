@@ -199,6 +199,7 @@ AttentionInput CaseData::input() const {
   in.lengths = shape_.lengths;
   in.first_key = shape_.first_key;
   in.first_query = shape_.first_query;
+  in.order = shape_.order;
   return in;
 }
 
@@ -210,8 +211,6 @@ AttentionOptions CaseData::options() const {
   options.softcap = shape_.softcap;
   options.alibi_slopes = slopes_;
   options.sinks = sinks_;
-  options.chunk_tokens = shape_.chunk_tokens;
-  options.branches = shape_.branches;
   return options;
 }
 

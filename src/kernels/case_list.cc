@@ -63,7 +63,10 @@ std::string describe(const Case& c) {
   if (c.alibi) text += " alibi";
   if (c.sinks) text += " sinks";
   if (c.explicit_scale) text += " scale";
-  if (c.chunk_tokens != 256 || c.branches != 64) text += fmt::format(" chunk{} branches{}", c.chunk_tokens, c.branches);
+  if (c.order != ReductionOrder{}) {
+    text += fmt::format(" chunk{} branches{}", c.order.chunk_tokens, c.order.branches);
+    if (c.order.placement == Placement::kContiguous) text += fmt::format(" of {}", c.order.branch_tokens);
+  }
   if (c.data != DataKind::kNormal) text += fmt::format(" {}", data_name(c.data));
   return text;
 }
@@ -257,14 +260,24 @@ void add_options(Builder& list) {
 }
 
 void add_orders(Builder& list) {
-  constexpr struct {
-    std::int64_t chunk_tokens;
-    int branches;
-  } kOrders[] = {{64, 1}, {64, 2}, {64, 4}, {64, 8}, {64, 64}, {128, 4}, {256, 1}, {512, 2}, {1024, 16}, {64, 65536}};
-  for (const auto& order : kOrders) {
+  constexpr auto kPieces = Placement::kContiguous;
+  const ReductionOrder orders[] = {{64, 1},
+                                   {64, 2},
+                                   {64, 4},
+                                   {64, 8},
+                                   {64, 64},
+                                   {128, 4},
+                                   {256, 1},
+                                   {512, 2},
+                                   {1024, 16},
+                                   {64, 65536},
+                                   {64, 4, kPieces, 256},
+                                   {128, 16, kPieces, 128},
+                                   {64, 2, kPieces, 64},
+                                   {256, 65536, kPieces, 256}};
+  for (const ReductionOrder& order : orders) {
     Case c = list.next();
-    c.chunk_tokens = order.chunk_tokens;
-    c.branches = order.branches;
+    c.order = order;
     c.tokens = 900;
     c.queries = order.chunk_tokens == 64 ? 2 : 1;
     c.causal = true;
@@ -283,8 +296,7 @@ void add_data(Builder& list) {
       c.head_dim = c.v_dim = kv == DType::kInt8 ? 128 : 64;
       c.sinks = kv == DType::kFloat16;
       c.alibi = kv == DType::kBFloat16;
-      c.chunk_tokens = 64;
-      c.branches = 4;
+      c.order = {64, 4};
       list.add("data", c);
     }
   }
@@ -339,8 +351,12 @@ std::vector<Case> random_cases(std::uint64_t seed, std::size_t n) {
     c.alibi = one_in(4);
     c.sinks = one_in(4);
     c.explicit_scale = one_in(3);
-    c.chunk_tokens = 64 * (1 + below(6));
-    c.branches = 1 << below(9);
+    c.order.chunk_tokens = 64 * (1 + below(6));
+    c.order.branches = 1 << below(9);
+    if (below(4) == 0) {
+      c.order.placement = Placement::kContiguous;
+      c.order.branch_tokens = c.order.chunk_tokens * (1 + below(4));
+    }
     c.data = one_in(3) ? static_cast<DataKind>(below(4)) : DataKind::kNormal;
     c.name = fmt::format("random {} of seed {}/{}", i, seed, describe(c));
     cases.push_back(std::move(c));

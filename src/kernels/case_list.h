@@ -48,8 +48,7 @@ struct Case {
   bool alibi = false;
   bool sinks = false;
   bool explicit_scale = false;  // a scale other than 1 / sqrt(head_dim)
-  std::int64_t chunk_tokens = 256;
-  int branches = 64;
+  ReductionOrder order;
   DataKind data = DataKind::kNormal;
 };
 

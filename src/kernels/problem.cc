@@ -19,8 +19,6 @@ using base::require;
 constexpr std::int64_t kMaxDim = std::numeric_limits<std::int32_t>::max();
 // Far beyond any cache, and small enough that sums and differences of a few positions stay inside int64.
 constexpr std::int64_t kMaxPosition = std::int64_t{1} << 60;
-constexpr std::int64_t kMaxChunkTokens = std::int64_t{1} << 40;
-constexpr int kMaxBranches = 65536;
 // Factors outside this range would leave float32 when they are multiplied by log2(e) or inverted.
 constexpr float kMaxFactor = 0x1p100f;
 constexpr float kMinFactor = 0x1p-100f;
@@ -116,17 +114,29 @@ void check_kv_dims(std::string_view name, const KvView& view) {
           view.tokens, capacity);
 }
 
-// The table is read only as far as the lengths use it: the rest may be anything.
-void check_page_table(std::string_view name, const KvView& view, std::span<const std::int64_t> lengths) {
+// Whether some of the tokens [begin, end) of a sequence belong to leaves that are asked for.
+bool any_in_nodes(const Problem& problem, std::int64_t begin, std::int64_t end) {
+  if (problem.whole_tree()) return true;
+  const std::int64_t last = plan::chunk_of(problem.order, problem.first_key + end - 1);
+  for (std::int64_t c = plan::chunk_of(problem.order, problem.first_key + begin); c <= last; ++c) {
+    if (plan::contains(problem.nodes, plan::leaf_of_chunk(problem.order, c))) return true;
+  }
+  return false;
+}
+
+// The table is read only as far as lengths and leaves use it: the rest may be anything.
+void check_page_table(std::string_view name, const KvView& view, const Problem& problem) {
   std::int64_t entries = 0;
   require(!__builtin_mul_overflow(view.batch, view.pages_per_sequence, &entries) &&
               entries <= std::numeric_limits<std::int64_t>::max() / 4,
           "{}.pages_per_sequence = {} with batch {} overflows; accepted: tables below 2^63 bytes", name,
           view.pages_per_sequence, view.batch);
   for (std::int64_t b = 0; b < view.batch; ++b) {
-    const std::int64_t length = lengths[static_cast<std::size_t>(b)];
+    const std::int64_t length = problem.lengths[static_cast<std::size_t>(b)];
     const std::int64_t used = length / view.page_tokens + (length % view.page_tokens != 0 ? 1 : 0);
     for (std::int64_t slot = 0; slot < used; ++slot) {
+      const std::int64_t begin = slot * view.page_tokens;
+      if (!any_in_nodes(problem, begin, std::min(length, begin + view.page_tokens))) continue;
       const std::int64_t page = view.page_table[b * view.pages_per_sequence + slot];
       require(page >= 0 && page < view.pages, "{}.page_table[{}, {}] = {}; accepted: 0 to pages - 1 = {}", name, b,
               slot, page, view.pages - 1);
@@ -134,11 +144,12 @@ void check_page_table(std::string_view name, const KvView& view, std::span<const
   }
 }
 
-void check_kv_memory(std::string_view name, const KvView& view, std::span<const std::int64_t> lengths) {
+void check_kv_memory(std::string_view name, const KvView& view, const Problem& problem) {
   const std::string_view type = dtype_name(view.dtype);
   const std::size_t element_size = dtype_size(view.dtype);
   const bool quantised = view.dtype == DType::kInt8 || view.dtype == DType::kFp8E4M3;
-  const bool used = std::any_of(lengths.begin(), lengths.end(), [](std::int64_t length) { return length > 0; });
+  const bool used = !problem.nodes.empty() && std::any_of(problem.lengths.begin(), problem.lengths.end(),
+                                                          [](std::int64_t length) { return length > 0; });
   const bool paged = view.page_tokens > 0;
 
   require(view.scales == nullptr || quantised, "{}.scales = {} with {} values; accepted: scales for int8 and fp8 only",
@@ -178,7 +189,7 @@ void check_kv_memory(std::string_view name, const KvView& view, std::span<const 
   }
   if (!used) return;
   require_pointer(fmt::format("{}.page_table", name), view.page_table, 4, "int32");
-  check_page_table(name, view, lengths);
+  check_page_table(name, view, problem);
 }
 
 // The states of all rows, the largest thing made from the dimensions, must be addressable.
@@ -250,16 +261,11 @@ void check_options(const AttentionOptions& options, std::int64_t heads) {
     require(none || std::fabs(sinks[h]) <= kMaxFactor,
             "sinks[{}] = {}; accepted: -inf (none) or a magnitude of at most 2^100", h, sinks[h]);
   }
-  require(options.chunk_tokens > 0 && options.chunk_tokens % 64 == 0 && options.chunk_tokens <= kMaxChunkTokens,
-          "chunk_tokens = {}; accepted: a multiple of 64, 64 to 2^40", options.chunk_tokens);
-  const int branches = options.branches;
-  require(branches >= 1 && branches <= kMaxBranches && (branches & (branches - 1)) == 0,
-          "branches = {}; accepted: a power of two, 1 to {}", branches, kMaxBranches);
 }
 
 }  // namespace
 
-Problem make_problem(const AttentionInput& in, const AttentionOptions& options) {
+Problem make_problem(const AttentionInput& in, const AttentionOptions& options, const plan::NodeSet* nodes) {
   check_queries(in.q);
   check_kv_dims("k", in.k);
   check_kv_dims("v", in.v);
@@ -277,10 +283,13 @@ Problem make_problem(const AttentionInput& in, const AttentionOptions& options) 
   problem.q = in.q;
   problem.k = in.k;
   problem.v = in.v;
+  plan::check_order(in.order);
+  problem.order = in.order;
+  problem.nodes = nodes != nullptr ? *nodes : plan::NodeSet{{plan::log2_exact(in.order.branches), 0}};
   problem.lengths = checked_lengths(in);
-  check_kv_memory("k", in.k, problem.lengths);
-  check_kv_memory("v", in.v, problem.lengths);
   problem.first_key = in.first_key;
+  check_kv_memory("k", in.k, problem);
+  check_kv_memory("v", in.v, problem);
   problem.first_query = checked_first_query(in, problem.lengths);
 
   check_options(options, in.q.heads);
@@ -292,8 +301,6 @@ Problem make_problem(const AttentionInput& in, const AttentionOptions& options) 
   problem.softcap = options.softcap;
   problem.alibi_slopes = options.alibi_slopes;
   problem.sinks = options.sinks;
-  problem.order.chunk_tokens = options.chunk_tokens;
-  problem.order.branches = options.branches;
   return problem;
 }
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "plan/node_set.h"
 #include "plan/tree_order.h"
 #include "treeattn/attention.h"
 
@@ -32,18 +33,21 @@ struct Problem {
   float softcap = 0.0f;
   std::span<const float> alibi_slopes;
   std::span<const float> sinks;
-  plan::TreeOrder order;
+  ReductionOrder order;
+  plan::NodeSet nodes;  // the part of the tree to compute: one state per row and node
 
   std::int64_t group() const { return q.heads / k.kv_heads; }  // query heads per KV head
   std::int64_t rows() const { return q.batch * q.queries * q.heads; }
+  bool whole_tree() const { return nodes.size() == 1 && (1 << nodes[0].level) == order.branches; }
 
   // The keys that query `query` of sequence `batch` may see, after length, causal and window: always one range.
   KeyRange visible(std::int64_t batch, std::int64_t query) const;
 };
 
 // Checks everything that can be checked without touching K, V or q (page tables are read), fills in the defaults.
-// Throws InvalidArgument naming the value and what is accepted.
-Problem make_problem(const AttentionInput& in, const AttentionOptions& options);
+// Throws InvalidArgument naming the value and what is accepted. nodes: the part of the tree to compute, null for all of
+// it; only keys of its leaves are read, and pages of others need not exist.
+Problem make_problem(const AttentionInput& in, const AttentionOptions& options, const plan::NodeSet* nodes = nullptr);
 
 // Address of row (batch, token, head) of a view: head_dim elements.
 const std::byte* kv_row(const KvView& view, std::int64_t batch, std::int64_t token, std::int64_t head);

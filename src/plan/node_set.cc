@@ -2,6 +2,7 @@
 #include "plan/node_set.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace treeattn::plan {
 namespace {
@@ -22,6 +23,11 @@ NodeSet cover(std::span<const int> leaves) {
   NodeSet set;
   for (const int leaf : leaves) append_node(set, {0, leaf}, kNothing);
   return set;
+}
+
+bool contains(const NodeSet& set, int leaf) {
+  const auto after = std::upper_bound(set.begin(), set.end(), TreeNode{0, leaf}, before);
+  return after != set.begin() && leaf < std::prev(after)->last_leaf();
 }
 
 NodeSet unite(const NodeSet& a, const NodeSet& b) {

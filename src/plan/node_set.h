@@ -47,6 +47,9 @@ void append_node(NodeSet& set, TreeNode node, const Merge& merge) {
   }
 }
 
+// Whether a leaf is in the set.
+bool contains(const NodeSet& set, int leaf);
+
 // The cover of the union of two disjoint sets.
 NodeSet unite(const NodeSet& a, const NodeSet& b);
 

@@ -5,7 +5,9 @@
 // (decode of one sequence), a task is one leaf of one unit. Either way a leaf's state depends only on its keys, and the
 // leaves of a unit are merged along the same tree, so the bits do not depend on the pool.
 #include <algorithm>
+#include <bit>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/buffer.h"
@@ -32,18 +34,28 @@ struct Work {
   bool task_per_unit = false;
 };
 
-// The leaves of the tree that hold keys of the unit, in the order of the tree.
+// The leaves of the tree, among those asked for, that hold keys of the unit, ascending.
 std::vector<int> used_leaves(const Problem& problem, const Unit& unit) {
   const KeyRange visible = unit.visible(problem);
   std::vector<int> used;
   if (visible.empty()) return used;
-  const std::int64_t first = problem.order.chunk_of(problem.first_key + visible.begin);
-  const std::int64_t last = problem.order.chunk_of(problem.first_key + visible.end - 1);
-  const std::int64_t chunks = std::min<std::int64_t>(last - first + 1, problem.order.branches);
-  for (std::int64_t c = first; c < first + chunks; ++c) {
-    used.push_back(plan::branch_of_leaf(problem.order.branch_of_chunk(c), problem.order.branches));
+  const ReductionOrder& order = problem.order;
+  const std::int64_t first = plan::chunk_of(order, problem.first_key + visible.begin);
+  const std::int64_t last = plan::chunk_of(order, problem.first_key + visible.end - 1);
+  if (last - first < order.branches) {
+    for (std::int64_t c = first; c <= last; ++c) {
+      const int leaf = plan::leaf_of_chunk(order, c);
+      if (plan::contains(problem.nodes, leaf)) used.push_back(leaf);
+    }
+    std::sort(used.begin(), used.end());
+    used.erase(std::unique(used.begin(), used.end()), used.end());
+    return used;
   }
-  std::sort(used.begin(), used.end());
+  for (const plan::TreeNode& node : problem.nodes) {
+    for (int leaf = node.first_leaf(); leaf < node.last_leaf(); ++leaf) {
+      if (plan::first_chunk(order, leaf, first) <= last) used.push_back(leaf);
+    }
+  }
   return used;
 }
 
@@ -58,7 +70,9 @@ Work plan_work(const Problem& problem, int threads) {
   const std::int64_t blocks = (problem.q.queries + queries - 1) / queries;
   const std::int64_t longest = *std::max_element(problem.lengths.begin(), problem.lengths.end());
   const std::int64_t chunks = longest / problem.order.chunk_tokens + 2;
-  work.leaves = std::min<std::int64_t>(chunks, problem.order.branches);
+  std::int64_t asked = 0;
+  for (const plan::TreeNode& node : problem.nodes) asked += node.last_leaf() - node.first_leaf();
+  work.leaves = std::max<std::int64_t>(1, std::min(chunks, asked));
 
   // How heads are grouped changes no bits: every head is computed by itself.
   const auto units_with = [&](std::int64_t h) { return problem.q.batch * blocks * ((problem.k.kv_heads + h - 1) / h); };
@@ -82,95 +96,150 @@ Work plan_work(const Problem& problem, int threads) {
   return work;
 }
 
-// Rows [first, last) of a unit: merges the leaves' states along the canonical tree and puts the root where it belongs.
-// states holds one block [unit rows] per entry of `leaf`; missing leaves are identities, which change nothing.
-void merge_leaves(const Problem& problem, const Unit& unit, std::vector<int> leaf, float* states, std::int64_t first,
-                  std::int64_t last, float* out) {
-  const std::size_t row_floats = state_floats(problem.v.head_dim);
-  const std::size_t block = static_cast<std::size_t>(unit.rows(problem)) * row_floats;
-  const std::size_t rows = static_cast<std::size_t>(last - first);
-  std::vector<float*> node(leaf.size());
-  for (std::size_t i = 0; i < leaf.size(); ++i) {
-    node[i] = states + i * block + static_cast<std::size_t>(first) * row_floats;
-  }
-  for (int width = 1; width < problem.order.branches; width *= 2) {
-    // Nodes of this level that are siblings become one node of the next.
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < leaf.size(); ++i) {
-      const int parent = leaf[i] / 2;
-      if (kept > 0 && leaf[kept - 1] == parent) {
-        merge::merge_rows(node[kept - 1], node[i], rows, row_floats);
-      } else {
-        leaf[kept] = parent;
-        node[kept++] = node[i];
-      }
-    }
-    leaf.resize(kept);
-    node.resize(kept);
-  }
-  for (std::int64_t r = first; r < last; ++r) {
-    float* to = out + static_cast<std::size_t>(unit.global_row(problem, r)) * row_floats;
-    if (node.empty()) {
-      merge::clear_rows(to, 1, row_floats);
-    } else {
-      const float* root = node[0] + static_cast<std::size_t>(r - first) * row_floats;
-      std::copy(root, root + row_floats, to);
+// The level of the lowest node above two different leaves.
+int meeting_level(int a, int b) { return std::bit_width(static_cast<unsigned>(a ^ b)); }
+
+// Merges states of the leaves of one node along the canonical tree with a stack: push(i) puts the state of leaves[i] on
+// top, merge(depth) merges the top, at `depth`, into the one below it. Two neighbours merge as soon as no later leaf
+// belongs between them. Leaves left out are identities, which change nothing. The root ends at depth 0.
+template <class Push, class Merge>
+void fold_leaves(std::span<const int> leaves, const Push& push, const Merge& merge) {
+  std::vector<int> stack;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    push(i, stack.size());
+    stack.push_back(leaves[i]);
+    while (stack.size() >= 2) {
+      const int top = stack.back();
+      const bool last = i + 1 == leaves.size();
+      if (!last && meeting_level(stack[stack.size() - 2], top) > meeting_level(top, leaves[i + 1])) break;
+      merge(stack.size() - 1);
+      stack.pop_back();
     }
   }
 }
 
+// Calls body(node, the used leaves inside it) for every node of the problem.
+template <class Body>
+void for_each_node(const Problem& problem, std::span<const int> used, const Body& body) {
+  auto begin = used.begin();
+  for (std::size_t n = 0; n < problem.nodes.size(); ++n) {
+    const auto end = std::lower_bound(begin, used.end(), problem.nodes[n].last_leaf());
+    body(n, std::span<const int>(begin, end));
+    begin = end;
+  }
+}
+
+// Puts rows [first, last) of a unit, from `from` on, where they belong in the states of node n. Null: identities.
+void store_rows(const Problem& problem, const Unit& unit, std::size_t n, std::int64_t first, std::int64_t last,
+                const float* from, float* states) {
+  const std::size_t row_floats = state_floats(problem.v.head_dim);
+  float* node_states = states + n * static_cast<std::size_t>(problem.rows()) * row_floats;
+  for (std::int64_t r = first; r < last; ++r) {
+    float* to = node_states + static_cast<std::size_t>(unit.global_row(problem, r)) * row_floats;
+    if (from == nullptr) {
+      merge::clear_rows(to, 1, row_floats);
+    } else {
+      std::copy_n(from + static_cast<std::size_t>(r - first) * row_floats, row_floats, to);
+    }
+  }
+}
+
+// Everything one call of attention_states_on shares between its tasks.
+class Run {
+ public:
+  Run(const CpuTarget& target, const Problem& problem, float* states, ThreadPool& pool)
+      : target_(target),
+        problem_(problem),
+        states_(states),
+        pool_(pool),
+        work_(plan_work(problem, pool.size())),
+        row_floats_(state_floats(problem.v.head_dim)),
+        unit_floats_(static_cast<std::size_t>(work_.max_rows) * row_floats_),
+        workers_(static_cast<std::size_t>(pool.size())) {}
+
+  void run() { work_.task_per_unit ? unit_by_unit() : leaf_by_leaf(); }
+
+ private:
+  LeafWorker& worker_of(int thread) {
+    auto& worker = workers_[static_cast<std::size_t>(thread)];
+    if (!worker) worker = std::make_unique<LeafWorker>(target_, problem_, work_.max_heads, work_.max_rows);
+    return *worker;
+  }
+
+  // A task computes all leaves of a unit and merges them as it goes: a stack of log2(branches) + 2 states is enough.
+  void unit_by_unit() {
+    const std::size_t depth = static_cast<std::size_t>(plan::log2_exact(problem_.order.branches)) + 2;
+    std::vector<base::Buffer> stacks(static_cast<std::size_t>(pool_.size()));
+    pool_.run(work_.units.size(), [&](std::size_t task, int thread) {
+      base::Buffer& buffer = stacks[static_cast<std::size_t>(thread)];
+      if (buffer.bytes() == 0) buffer = base::Buffer(depth * unit_floats_ * sizeof(float));
+      const auto at = [&](std::size_t d) { return buffer.as<float>() + d * unit_floats_; };
+      const Unit& unit = work_.units[task];
+      const std::size_t rows = static_cast<std::size_t>(unit.rows(problem_));
+      LeafWorker& worker = worker_of(thread);
+      worker.begin_unit(unit);
+      for_each_node(problem_, used_leaves(problem_, unit), [&](std::size_t n, std::span<const int> leaves) {
+        fold_leaves(
+            leaves, [&](std::size_t i, std::size_t d) { worker.leaf(leaves[i], at(d)); },
+            [&](std::size_t d) { merge::merge_rows(at(d - 1), at(d), rows, row_floats_); });
+        store_rows(problem_, unit, n, 0, unit.rows(problem_), leaves.empty() ? nullptr : at(0), states_);
+      });
+    });
+  }
+
+  // A task computes one leaf of a unit; then the rows are merged, a few to a task.
+  void leaf_by_leaf() {
+    const std::size_t slots = static_cast<std::size_t>(work_.leaves);
+    base::Buffer leaf_states(work_.units.size() * slots * unit_floats_ * sizeof(float));
+    std::vector<std::vector<int>> used;
+    for (const Unit& unit : work_.units) used.push_back(used_leaves(problem_, unit));
+    const auto state_of = [&](std::size_t u, std::size_t slot) {
+      return leaf_states.as<float>() + (u * slots + slot) * unit_floats_;
+    };
+    pool_.run(work_.units.size() * slots, [&](std::size_t task, int thread) {
+      const std::size_t u = task / slots;
+      const std::size_t slot = task % slots;
+      if (slot >= used[u].size()) return;
+      LeafWorker& worker = worker_of(thread);
+      worker.begin_unit(work_.units[u]);
+      worker.leaf(used[u][slot], state_of(u, slot));
+    });
+    const std::size_t parts = static_cast<std::size_t>((work_.max_rows + kRowsPerMerge - 1) / kRowsPerMerge);
+    pool_.run(work_.units.size() * parts, [&](std::size_t task, int) {
+      const std::size_t u = task / parts;
+      const std::int64_t first = static_cast<std::int64_t>(task % parts) * kRowsPerMerge;
+      const std::int64_t last = std::min(first + kRowsPerMerge, work_.units[u].rows(problem_));
+      if (first >= last) return;
+      const std::size_t rows = static_cast<std::size_t>(last - first);
+      std::size_t slot0 = 0;
+      for_each_node(problem_, used[u], [&](std::size_t n, std::span<const int> leaves) {
+        std::vector<float*> stack(leaves.size());
+        fold_leaves(
+            leaves,
+            [&](std::size_t i, std::size_t d) {
+              stack[d] = state_of(u, slot0 + i) + static_cast<std::size_t>(first) * row_floats_;
+            },
+            [&](std::size_t d) { merge::merge_rows(stack[d - 1], stack[d], rows, row_floats_); });
+        store_rows(problem_, work_.units[u], n, first, last, leaves.empty() ? nullptr : stack[0], states_);
+        slot0 += leaves.size();
+      });
+    });
+  }
+
+  const CpuTarget& target_;
+  const Problem& problem_;
+  float* states_;
+  ThreadPool& pool_;
+  const Work work_;
+  const std::size_t row_floats_;
+  const std::size_t unit_floats_;
+  std::vector<std::unique_ptr<LeafWorker>> workers_;
+};
+
 }  // namespace
 
 void attention_states_on(const CpuTarget& target, const Problem& problem, float* states, ThreadPool& pool) {
-  const std::size_t row_floats = state_floats(problem.v.head_dim);
-  const Work work = plan_work(problem, pool.size());
-  const std::size_t unit_floats = static_cast<std::size_t>(work.max_rows) * row_floats;
-  const std::size_t slots = static_cast<std::size_t>(work.leaves);
-
-  std::vector<std::unique_ptr<LeafWorker>> workers(static_cast<std::size_t>(pool.size()));
-  const auto worker_of = [&](int thread) -> LeafWorker& {
-    auto& worker = workers[static_cast<std::size_t>(thread)];
-    if (!worker) worker = std::make_unique<LeafWorker>(target, problem, work.max_heads, work.max_rows);
-    return *worker;
-  };
-  const auto branch_of = [&](int leaf) { return plan::branch_of_leaf(leaf, problem.order.branches); };
-
-  if (work.task_per_unit) {
-    std::vector<base::Buffer> leaf_states(static_cast<std::size_t>(pool.size()));
-    pool.run(work.units.size(), [&](std::size_t task, int thread) {
-      base::Buffer& buffer = leaf_states[static_cast<std::size_t>(thread)];
-      if (buffer.bytes() == 0) buffer = base::Buffer(slots * unit_floats * sizeof(float));
-      const Unit& unit = work.units[task];
-      const std::vector<int> used = used_leaves(problem, unit);
-      const std::size_t stride = static_cast<std::size_t>(unit.rows(problem)) * row_floats;
-      LeafWorker& worker = worker_of(thread);
-      worker.begin_unit(unit);
-      for (std::size_t i = 0; i < used.size(); ++i) worker.leaf(branch_of(used[i]), buffer.as<float>() + i * stride);
-      merge_leaves(problem, unit, used, buffer.as<float>(), 0, unit.rows(problem), states);
-    });
-    return;
-  }
-
-  base::Buffer leaf_states(work.units.size() * slots * unit_floats * sizeof(float));
-  std::vector<std::vector<int>> used;
-  for (const Unit& unit : work.units) used.push_back(used_leaves(problem, unit));
-  const auto unit_states = [&](std::size_t unit) { return leaf_states.as<float>() + unit * slots * unit_floats; };
-  pool.run(work.units.size() * slots, [&](std::size_t task, int thread) {
-    const std::size_t u = task / slots;
-    const std::size_t slot = task % slots;
-    if (slot >= used[u].size()) return;
-    LeafWorker& worker = worker_of(thread);
-    worker.begin_unit(work.units[u]);
-    const std::size_t stride = static_cast<std::size_t>(work.units[u].rows(problem)) * row_floats;
-    worker.leaf(branch_of(used[u][slot]), unit_states(u) + slot * stride);
-  });
-  const std::size_t parts = static_cast<std::size_t>((work.max_rows + kRowsPerMerge - 1) / kRowsPerMerge);
-  pool.run(work.units.size() * parts, [&](std::size_t task, int) {
-    const std::size_t u = task / parts;
-    const std::int64_t first = static_cast<std::int64_t>(task % parts) * kRowsPerMerge;
-    const std::int64_t last = std::min(first + kRowsPerMerge, work.units[u].rows(problem));
-    if (first < last) merge_leaves(problem, work.units[u], used[u], unit_states(u), first, last, states);
-  });
+  Run(target, problem, states, pool).run();
 }
 
 }  // namespace treeattn::kernels

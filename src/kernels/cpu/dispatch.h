@@ -20,7 +20,7 @@ const CpuTarget& find_target(std::string_view name);
 // The best one, or what TREEATTN_ISA names.
 const CpuTarget& active_target();
 
-// One packed state per (batch, query, head), in the canonical order's bits whatever the pool.
+// states [problem.nodes, batch, queries, heads, v_dim + 2], with the canonical order's bits whatever the pool.
 void attention_states_on(const CpuTarget& target, const Problem& problem, float* states, ThreadPool& pool);
 
 // What the error bound has to know of a target.

@@ -113,7 +113,7 @@ void LeafWorker::begin_unit(const Unit& unit) {
   }
 }
 
-void LeafWorker::leaf(int branch, float* states) {
+void LeafWorker::leaf(int leaf, float* states) {
   const std::int64_t rows = unit_.rows(problem_);
   const std::int64_t v_dim = problem_.v.head_dim;
   std::fill(m_log2_, m_log2_ + rows, merge::kEmptyMax);
@@ -121,7 +121,7 @@ void LeafWorker::leaf(int branch, float* states) {
   std::fill(o_, o_ + rows * sum_floats_, 0.0f);
 
   Tile tile;
-  for_each_tile(branch, [&](const KeyRange& chunk, const KeyRange& keys) {
+  for_each_tile(leaf, [&](const KeyRange& chunk, const KeyRange& keys) {
     load_tile(chunk, keys, tile);
     score_keys(tile);
     mask_rows(tile);
@@ -139,7 +139,7 @@ void LeafWorker::leaf(int branch, float* states) {
   if (target_.plain && !sums_finite(states, rows)) {
     if (!plain_) plain_ = std::make_unique<LeafWorker>(*target_.plain, problem_, max_heads_, max_rows_);
     plain_->begin_unit(unit_);
-    plain_->leaf(branch, states);
+    plain_->leaf(leaf, states);
   }
 }
 
@@ -151,16 +151,17 @@ bool LeafWorker::sums_finite(const float* states, std::int64_t rows) const {
   return true;
 }
 
-// Calls body(keys of the chunk, keys of the tile) for the branch's visible keys in order. Tiles lie on the grid of
+// Calls body(keys of the chunk, keys of the tile) for the leaf's visible keys in order. Tiles lie on the grid of
 // global positions, so a growing or sliding range never moves their boundaries.
 template <class Body>
-void LeafWorker::for_each_tile(int branch, const Body& body) const {
+void LeafWorker::for_each_tile(int leaf, const Body& body) const {
   const KeyRange visible = unit_.visible(problem_);
   if (visible.empty()) return;
-  const plan::TreeOrder& order = problem_.order;
-  const std::int64_t last = order.chunk_of(problem_.first_key + visible.end - 1);
-  for (std::int64_t chunk = plan::first_chunk_of(order, branch, problem_.first_key + visible.begin); chunk <= last;
-       chunk += order.branches) {
+  const ReductionOrder& order = problem_.order;
+  const std::int64_t first = plan::chunk_of(order, problem_.first_key + visible.begin);
+  const std::int64_t last = plan::chunk_of(order, problem_.first_key + visible.end - 1);
+  for (std::int64_t chunk = plan::first_chunk(order, leaf, first); chunk <= last;
+       chunk = plan::next_chunk(order, leaf, chunk)) {
     const KeyRange keys = keys_in_chunk(problem_, visible, chunk);
     for (std::int64_t key = keys.begin; key < keys.end;) {
       const std::int64_t to_grid = kTileTokens - (problem_.first_key + key) % kTileTokens;

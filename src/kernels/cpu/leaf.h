@@ -25,13 +25,13 @@ class LeafWorker {
 
   // Loads the unit's queries; the leaves that follow are for this unit.
   void begin_unit(const Unit& unit);
-  // states [unit rows, v_dim + 2]: the state of all visible keys of `branch`, folded chunk by chunk in order.
-  void leaf(int branch, float* states);
+  // states [unit rows, v_dim + 2]: the state of all visible keys of a leaf of the tree, folded chunk by chunk in order.
+  void leaf(int leaf, float* states);
 
  private:
   struct Tile;
   template <class Body>
-  void for_each_tile(int branch, const Body& body) const;
+  void for_each_tile(int leaf, const Body& body) const;
   void load_tile(const KeyRange& chunk, const KeyRange& keys, Tile& tile) const;
   void score_keys(const Tile& tile);
   void sum_values(const Tile& tile);

@@ -111,12 +111,12 @@ struct Path {
 };
 
 Path path_of(const Problem& problem, const ErrorModel& model, KeyRange range, std::int64_t token) {
-  const plan::TreeOrder& order = problem.order;
-  const std::int64_t first = order.chunk_of(problem.first_key + range.begin);
-  const std::int64_t last = order.chunk_of(problem.first_key + range.end - 1);
-  const std::int64_t own = order.chunk_of(problem.first_key + token);
+  const ReductionOrder& order = problem.order;
+  const std::int64_t first = plan::chunk_of(order, problem.first_key + range.begin);
+  const std::int64_t last = plan::chunk_of(order, problem.first_key + range.end - 1);
+  const std::int64_t own = plan::chunk_of(order, problem.first_key + token);
   // Of its branch, and in sight.
-  const auto chunks = static_cast<double>((own - first) / order.branches + (last - own) / order.branches + 1);
+  const auto chunks = static_cast<double>(plan::chunks_of_leaf(order, plan::leaf_of_chunk(order, own), first, last));
   const double keys =
       std::min(chunks * static_cast<double>(order.chunk_tokens), static_cast<double>(range.end - range.begin));
   const double tiles = std::ceil(keys / model.tile_tokens) + chunks;  // a chunk may begin and end inside a tile
