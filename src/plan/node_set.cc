@@ -2,6 +2,7 @@
 #include "plan/node_set.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 
 namespace treeattn::plan {
@@ -15,13 +16,26 @@ bool before(const TreeNode& a, const TreeNode& b) { return a.first_leaf() < b.fi
 
 NodeSet cover(int first, int last) {
   NodeSet set;
-  for (int leaf = first; leaf < last; ++leaf) append_node(set, {0, leaf}, kNothing);
+  while (first < last) {
+    // The largest node that begins here and ends in time.
+    const int fits = std::bit_width(static_cast<unsigned>(last - first)) - 1;
+    const int level = std::min(fits, std::countr_zero(static_cast<unsigned>(first)));
+    set.push_back({level, first >> level});
+    first += 1 << level;
+  }
   return set;
 }
 
 NodeSet cover(std::span<const int> leaves) {
   NodeSet set;
   for (const int leaf : leaves) append_node(set, {0, leaf}, kNothing);
+  return set;
+}
+
+NodeSet cover(std::vector<TreeNode> nodes) {
+  std::sort(nodes.begin(), nodes.end(), before);
+  NodeSet set;
+  for (const TreeNode& node : nodes) append_node(set, node, kNothing);
   return set;
 }
 

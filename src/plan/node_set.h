@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sets of leaves of the canonical tree, written as the fewest nodes that cover them. A rank's contribution to the
-// reduction is one state per node of its set; a contiguous range of leaves has at most 2 log2(branches) nodes.
+// reduction is one state per node of its set; a contiguous range of leaves has at most 2 log2(branches) - 2 nodes
+// (branches of 4 or more; of fewer, 1).
 //
 //   branches = 8, leaves 1 to 6:       {1}  {2 3}  {4 5}  {6}
 #pragma once
@@ -46,6 +47,9 @@ void append_node(NodeSet& set, TreeNode node, const Merge& merge) {
     merge();
   }
 }
+
+// The cover of disjoint nodes, in any order.
+NodeSet cover(std::vector<TreeNode> nodes);
 
 // Whether a leaf is in the set.
 bool contains(const NodeSet& set, int leaf);

@@ -23,6 +23,8 @@ Shares::Shares(int ranks, std::vector<int> rank_of_leaf)
 
 Shares Shares::weighted(int branches, std::span<const int> ranks_by_node, std::span<const double> weights) {
   const std::size_t ranks = ranks_by_node.size();
+  require(branches > 0, "branches = {}; accepted: 1 or more", branches);
+  require(ranks > 0, "ranks = {}; accepted: 1 or more", ranks);
   require(weights.empty() || weights.size() == ranks, "weights holds {} values; accepted: none or one per rank, {}",
           weights.size(), ranks);
   double total = 0;
