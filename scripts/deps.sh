@@ -4,9 +4,10 @@
 # Usage: scripts/deps.sh [build] [test]      (default: build)
 set -euo pipefail
 
-build=(g++ cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev libgtest-dev)
+build=(g++ cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev libgtest-dev libhwloc-dev
+  libopenmpi-dev openmpi-bin)
 # Also the compiler and the emulator for the other architecture.
-tests=(clang-format googletest qemu-user)
+tests=(clang-format googletest iproute2 qemu-user)
 case $(uname -m) in
   aarch64) tests+=(g++-x86-64-linux-gnu) ;;
   x86_64) tests+=(g++-aarch64-linux-gnu) ;;

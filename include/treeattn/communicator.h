@@ -26,7 +26,7 @@ struct Operation;
 using Seconds = std::chrono::duration<double>;
 inline constexpr Seconds kDefaultDeadline{30.0};
 
-// What a rank has sent. Counted per message handed to the transport, headers not included.
+// What a rank has sent to others. Counted per message handed to the transport, headers and roll calls not included.
 struct Traffic {
   std::uint64_t messages = 0;
   std::uint64_t bytes = 0;
@@ -40,6 +40,7 @@ struct Traffic {
 using ReduceFn = std::function<void(std::byte* lower, const std::byte* higher, std::size_t count)>;
 
 // A message under way. Movable; destroying it gives the message up but not its buffer, which lives until it is safe.
+// What is given up may still take place, if the other side is under way already.
 class Request {
  public:
   Request();
@@ -58,7 +59,16 @@ class Request {
 //
 // A rank that does not answer within the deadline, or that is known to be gone, makes the call throw LostRanks
 // (treeattn/error.h), on every surviving rank that is inside a call or enters one later, with the same ranks named.
-// After that only shrink() and the destructor may be called.
+// After that only shrink(), lost() and the destructor may be called.
+//
+// Groups that were split from one another break together, also those that the lost rank is not in: the others of such a
+// group may have thrown elsewhere and will not come. There LostRanks names no rank of the group; lost() of the group
+// that had the rank does. Survivors shrink the outermost group and split it again.
+//
+// A call waits for about 0.6 of its deadline before it asks who is there, and answers are taken from ranks inside some
+// call only. So let a deadline be well above the longest time a rank works between two calls. A rank that comes back
+// too late finds itself among the lost; shrink() throws LostRanks there. A collective that throws has left the caller's
+// memory as it was.
 class Communicator {
  public:
   // For transports; users call the functions below this class.
@@ -79,8 +89,9 @@ class Communicator {
   void set_deadline(Seconds deadline);
 
   // Point to point. Messages between two ranks arrive in the order they were sent; a receive must ask for exactly as
-  // many bytes as were sent. `owner` keeps the memory alive while the message is under way, even if the call that
-  // waits for it throws; with no owner the caller must see to that. A rank may send to itself.
+  // many bytes as were sent (Error otherwise). `owner` keeps the memory alive while the message is under way, even if
+  // the call that waits for it throws; with no owner the caller must see to that. A rank may send to itself; that is
+  // not counted as traffic, and a large send is done only when its receive is.
   Request send(int to, std::span<const std::byte> data, std::shared_ptr<const void> owner = nullptr);
   Request receive(int from, std::span<std::byte> data, std::shared_ptr<void> owner = nullptr);
   // Moves messages along; true once this one is done (then it is no longer pending). Never waits.
@@ -103,10 +114,11 @@ class Communicator {
 
   // Collective. Ranks of equal color form a group, ordered by key, then by rank; a negative color joins none (null).
   std::shared_ptr<Communicator> split(int color, int key);
-  // The group without the ranks that LostRanks named, in the same order. To be called by every survivor, after
-  // LostRanks. Messages of the old group cannot reach the new one.
+  // The group without its lost ranks, in the same order. To be called by every survivor, after LostRanks from this
+  // group or one that breaks with it; waits for them all, so that they are in step. Ranks lost by then are left out as
+  // well. Messages of the old group cannot reach the new one.
   std::shared_ptr<Communicator> shrink();
-  // Ranks of this group that LostRanks named.
+  // The lost ranks of this group; none until LostRanks has been thrown.
   const std::vector<int>& lost() const;
 
   // What this rank has sent through this communicator, since it was made or reset.
@@ -136,8 +148,9 @@ struct RankOptions {
 // any rank let that escape.
 void run_ranks(int ranks, const std::function<void(std::shared_ptr<Communicator>)>& body, RankOptions options = {});
 
-// All MPI processes of this launch; initialises MPI unless that has been done, and finalises it at the end in that
-// case, when no rank was lost. Throws Unavailable in a build without MPI.
+// All MPI processes of this launch; initialises MPI unless that has been done, and finalises it at the end of the
+// process in that case, when no rank was lost. Collective, without a deadline. Throws Unavailable in a build without
+// MPI. To outlive a rank the launcher must let the others live (Open MPI: mpirun --enable-recovery).
 std::shared_ptr<Communicator> mpi_communicator(RankOptions options = {});
 // The same over a communicator of the caller's, given as a Fortran handle (MPI_Comm_c2f). MPI must outlive it.
 std::shared_ptr<Communicator> mpi_communicator(int fortran_handle, RankOptions options = {});

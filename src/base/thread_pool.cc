@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "base/machine.h"
+#include "base/relax.h"
 #include "treeattn/error.h"
 
 namespace treeattn {
@@ -32,15 +33,6 @@ namespace {
 constexpr std::chrono::microseconds kSpin{50};
 constexpr std::size_t kCacheLine = 64;
 
-// Tells the core that this is a spin loop. On Arm `isb` and not `yield`, which is a no-op on every server core.
-inline void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
-#endif
-}
-
 // Spins until done() or until kSpin has passed. Returns done().
 template <class Done>
 bool spin_until(const Done& done) {
@@ -48,7 +40,7 @@ bool spin_until(const Done& done) {
   do {
     for (int i = 0; i < 64; ++i) {
       if (done()) return true;
-      relax();
+      base::relax();
     }
   } while (std::chrono::steady_clock::now() - start < kSpin);
   return done();

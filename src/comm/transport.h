@@ -1,21 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a transport has to do: pass bytes between ranks without ever waiting. Groups, collectives, deadlines and lost
-// ranks are built on it once, in communicator.cc.
+// ranks are built on it once, in communicator.cc and roll_call.cc.
 #pragma once
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
 namespace treeattn::comm {
 
+class Transport;
+
 // A message under way, as the transport sees it. Derived from by each transport. It owns (shares) its buffer, so that a
 // message that is given up can stay where the other side, or the network, may still touch it.
 struct Operation {
   virtual ~Operation() = default;
   std::shared_ptr<const void> owner;
+  // Filled in by the communicator: who is to give it up, and the transport's number of the other rank.
+  std::shared_ptr<Transport> transport;
+  int peer = -1;
 };
 
 // One rank's end of it. Not thread-safe.
@@ -33,14 +39,22 @@ class Transport {
                                           std::shared_ptr<const void> owner) = 0;
   virtual std::shared_ptr<Operation> receive(int from, int tag, std::span<std::byte> data,
                                              std::shared_ptr<const void> owner) = 0;
-  // Moves messages along, without waiting; true when this one is done.
+  // Moves messages along, without waiting; true when this one is done. Throws Error when the sizes of a send and its
+  // receive differ.
   virtual bool test(Operation& operation) = 0;
-  // Gives a message up: the transport keeps what it needs of it until that is safe.
+  // Gives a message up: the transport keeps what it needs of it until that is safe. It may arrive or not.
   virtual void abandon(std::shared_ptr<Operation> operation) = 0;
+
+  // Notes: short, apart from all tags, sent and forgotten, read in the order they came from whoever sent them. Notes of
+  // one rank stay in order.
+  virtual void send_note(int to, std::vector<std::byte> note) = 0;
+  virtual std::optional<std::vector<std::byte>> next_note() = 0;
+
   // Waits a moment in the way that suits the transport: until something may have changed. `idle` counts the calls in a
   // row that found nothing, so that a long wait can sleep.
   virtual void pause(int idle) = 0;
-  // Whether a rank is known to be gone for good (its thread has ended). A transport that cannot tell says no.
+  // Whether a rank is known to be gone for good (its thread has ended). What it sent before is still delivered. A
+  // transport that cannot tell says no.
   virtual bool gone(int rank) const = 0;
   // A rank has been lost: whatever needs all ranks (MPI_Finalize) must not be done any more.
   virtual void mark_broken() = 0;

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups, messages between two ranks, and waiting for them.
+#include "treeattn/communicator.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "base/check.h"
+#include "comm/group.h"
+#include "comm/survivors.h"
+#include "comm/topology.h"
+#include "treeattn/error.h"
+
+namespace treeattn {
+namespace {
+
+using comm::Call;
+using comm::Channel;
+using comm::Clock;
+
+Seconds checked(Seconds deadline) {
+  base::require(std::isfinite(deadline.count()) && deadline.count() > 0,
+                "deadline = {} s; accepted: a finite number of seconds above 0", deadline.count());
+  // More than the clock can count to.
+  return std::min(deadline, Seconds(1e9));
+}
+
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// "rank 2" or "ranks 2, 5"
+std::string name_ranks(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+int checked_context(int context) {
+  if (context > comm::kMaxContext) {
+    throw Error(
+        fmt::format("this would be group {} of its ranks; accepted: {} in the life of a communicator (make "
+                    "groups once and keep them)",
+                    context, comm::kMaxContext));
+  }
+  return context;
+}
+
+}  // namespace
+
+Request::Request() = default;
+
+Request::~Request() {
+  if (operation_ == nullptr) return;
+  const auto transport = std::move(operation_->transport);
+  transport->abandon(std::move(operation_));
+}
+
+Request::Request(Request&& other) noexcept = default;
+
+Request& Request::operator=(Request&& other) noexcept {
+  Request taken(std::move(other));
+  std::swap(operation_, taken.operation_);
+  return *this;
+}
+
+Communicator::Impl::Impl(std::shared_ptr<comm::Endpoint> endpoint_, std::shared_ptr<comm::Family> family_,
+                         std::vector<int> members_, int context_, Seconds deadline_)
+    : endpoint(std::move(endpoint_)),
+      family(std::move(family_)),
+      members(std::move(members_)),
+      context(context_),
+      deadline(deadline_) {
+  const auto me = std::find(members.begin(), members.end(), transport().rank());
+  rank = static_cast<int>(me - members.begin());
+  for (const int member : members) nodes.push_back(transport().nodes()[static_cast<std::size_t>(member)]);
+  nodes = comm::number_nodes(nodes);
+  node_count = *std::max_element(nodes.begin(), nodes.end()) + 1;
+}
+
+void Communicator::Impl::check_rank(int other, std::string_view name) const {
+  base::require(other >= 0 && other < size(), "{} = {}; accepted: 0 to {}", name, other, size() - 1);
+}
+
+Call Communicator::Impl::begin(std::string_view name, std::optional<Seconds> own_deadline) {
+  const Call call{name, Clock::now(), checked(own_deadline.value_or(deadline))};
+  if (family->over()) throw_lost(name, call.deadline);
+  endpoint->look(-1);
+  if (!family->quiet()) give_up(call, -1);
+  return call;
+}
+
+Request Communicator::Impl::send(Channel channel, int to, std::span<const std::byte> data,
+                                 std::shared_ptr<const void> owner) {
+  const int peer = members[static_cast<std::size_t>(to)];
+  Request request;
+  request.operation_ = transport().send(peer, 2 * context + static_cast<int>(channel), data, std::move(owner));
+  request.operation_->transport = endpoint->transport();
+  request.operation_->peer = peer;
+  if (to == rank) return request;  // not on the wire
+  const bool remote = nodes[static_cast<std::size_t>(to)] != nodes[static_cast<std::size_t>(rank)];
+  traffic.messages += 1;
+  traffic.bytes += data.size();
+  traffic.remote_messages += remote ? 1 : 0;
+  traffic.remote_bytes += remote ? data.size() : 0;
+  return request;
+}
+
+Request Communicator::Impl::receive(Channel channel, int from, std::span<std::byte> data,
+                                    std::shared_ptr<const void> owner) {
+  const int peer = members[static_cast<std::size_t>(from)];
+  Request request;
+  request.operation_ = transport().receive(peer, 2 * context + static_cast<int>(channel), data, std::move(owner));
+  request.operation_->transport = endpoint->transport();
+  request.operation_->peer = peer;
+  return request;
+}
+
+void Communicator::Impl::finish(std::span<Request> requests, const Call& call) {
+  const comm::Instant call_at = comm::after(call.start, comm::kCallAt * call.deadline);
+  for (int idle = 0;; ++idle) {
+    int waits_for = -1;
+    bool hopeless = false;
+    bool moved = false;
+    for (Request& request : requests) {
+      if (!request.pending()) continue;
+      // In this order: what a rank sent before it went is still to be had.
+      const int peer = request.operation_->peer;
+      const bool gone = transport().gone(peer);
+      if (transport().test(*request.operation_)) {
+        request.operation_.reset();
+        moved = true;
+      } else if (waits_for < 0 || gone) {
+        waits_for = peer;
+        hopeless = hopeless || gone;
+      }
+    }
+    if (waits_for < 0) return;
+    if (moved) idle = 0;
+    endpoint->look(waits_for);
+    if (!family->quiet() || hopeless || Clock::now() >= call_at) give_up(call, waits_for);
+    transport().pause(idle);
+  }
+}
+
+void Communicator::Impl::give_up(const Call& call, int waits_for) {
+  family->call(comm::after(call.start, comm::kListenUntil * call.deadline), comm::after(call.start, call.deadline));
+  for (int idle = 0; !family->over(); ++idle) {
+    endpoint->look(waits_for);
+    if (!family->over()) transport().pause(idle);
+  }
+  throw_lost(call.name, call.deadline);
+}
+
+void Communicator::Impl::find_lost() {
+  lost.clear();
+  for (int i = 0; i < size() && family->over(); ++i) {
+    if (comm::contains(family->lost(), members[static_cast<std::size_t>(i)])) lost.push_back(i);
+  }
+}
+
+void Communicator::Impl::throw_lost(std::string_view name, Seconds within) {
+  find_lost();
+  // A group that has lost none of its own is broken with its family: name the ranks by the family's numbers.
+  const bool own = !lost.empty();
+  std::vector<int> named = lost;
+  if (!own) {
+    for (std::size_t i = 0; i < family->members().size(); ++i) {
+      if (comm::contains(family->lost(), family->members()[i])) named.push_back(static_cast<int>(i));
+    }
+  }
+  const std::string who = fmt::format("{} of {}{}", name_ranks(named), own ? members.size() : family->members().size(),
+                                      own ? "" : " in the group that this one was split from");
+  const bool known =
+      std::all_of(family->lost().begin(), family->lost().end(), [&](int member) { return transport().gone(member); });
+  std::string what;
+  if (std::find(lost.begin(), lost.end(), rank) != lost.end()) {
+    what = fmt::format("{} did not answer the others in time: this rank ({}) has been given up, noticed in {}", who,
+                       rank, name);
+  } else if (family->slow()) {
+    what = fmt::format("{} answered, but too late for a deadline of {:.1f} s in {}", who, within.count(), name);
+  } else if (known) {
+    what = fmt::format("{} {} gone, noticed in {}", who, named.size() == 1 ? "is" : "are", name);
+  } else {
+    what = fmt::format("{} did not answer within {:.1f} s in {}", who, within.count(), name);
+  }
+  throw LostRanks(what, lost);
+}
+
+std::span<std::byte> Communicator::Impl::scratch(std::size_t bytes) {
+  if (buffer == nullptr || buffer->bytes() < bytes) {
+    buffer = std::make_shared<base::Buffer>(std::max(bytes, base::Buffer::kLine));
+  }
+  return {buffer->as<std::byte>(), bytes};
+}
+
+Communicator::Communicator(std::shared_ptr<comm::Transport> transport) {
+  auto endpoint = std::make_shared<comm::Endpoint>(std::move(transport));
+  const std::vector<int> members = all_ranks(endpoint->transport()->size());
+  auto family = endpoint->make_family(0, members);
+  impl_ = std::make_unique<Impl>(std::move(endpoint), std::move(family), members, 0, kDefaultDeadline);
+}
+
+Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Communicator::~Communicator() = default;
+
+int Communicator::rank() const { return impl_->rank; }
+int Communicator::size() const { return impl_->size(); }
+int Communicator::nodes() const { return impl_->node_count; }
+
+int Communicator::node_of(int rank) const {
+  impl_->check_rank(rank, "rank");
+  return impl_->nodes[static_cast<std::size_t>(rank)];
+}
+
+std::string_view Communicator::transport() const { return impl_->transport().name(); }
+Seconds Communicator::deadline() const { return impl_->deadline; }
+void Communicator::set_deadline(Seconds deadline) { impl_->deadline = checked(deadline); }
+const Traffic& Communicator::traffic() const { return impl_->traffic; }
+void Communicator::reset_traffic() { impl_->traffic = {}; }
+void Communicator::count_step() { impl_->traffic.steps += 1; }
+
+const std::vector<int>& Communicator::lost() const {
+  impl_->find_lost();
+  return impl_->lost;
+}
+
+Request Communicator::send(int to, std::span<const std::byte> data, std::shared_ptr<const void> owner) {
+  impl_->check_rank(to, "to");
+  if (impl_->family->over()) impl_->throw_lost("send", impl_->deadline);
+  return impl_->send(Channel::kPointToPoint, to, data, std::move(owner));
+}
+
+Request Communicator::receive(int from, std::span<std::byte> data, std::shared_ptr<void> owner) {
+  impl_->check_rank(from, "from");
+  if (impl_->family->over()) impl_->throw_lost("receive", impl_->deadline);
+  return impl_->receive(Channel::kPointToPoint, from, data, std::move(owner));
+}
+
+bool Communicator::test(Request& request) {
+  if (impl_->family->over()) impl_->throw_lost("test", impl_->deadline);
+  if (!request.pending()) return true;
+  const int peer = request.operation_->peer;
+  const bool gone = impl_->transport().gone(peer);
+  if (impl_->family->quiet() && impl_->transport().test(*request.operation_)) {
+    request.operation_.reset();
+    return true;
+  }
+  impl_->endpoint->look(peer);
+  if (gone && impl_->family->quiet()) {
+    const auto now = Clock::now();
+    impl_->family->call(comm::after(now, comm::kListenUntil * impl_->deadline), comm::after(now, impl_->deadline));
+  }
+  if (impl_->family->over()) impl_->throw_lost("test", impl_->deadline);
+  return false;
+}
+
+void Communicator::wait(Request& request, std::optional<Seconds> deadline) { wait_all({&request, 1}, deadline); }
+
+void Communicator::wait_all(std::span<Request> requests, std::optional<Seconds> deadline) {
+  const Call call = impl_->begin("wait", deadline);
+  impl_->finish(requests, call);
+}
+
+std::shared_ptr<Communicator> Communicator::split(int color, int key) {
+  struct Entry {
+    int color;
+    int key;
+    int next_context;
+  };
+  const Call call = impl_->begin("split", {});
+  const Entry mine{color, key, impl_->endpoint->next_context};
+  std::vector<Entry> all(impl_->members.size());
+  impl_->allgather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), call);
+
+  // The groups of one split share no rank, so they can share the context.
+  int context = 0;
+  for (const Entry& entry : all) context = std::max(context, entry.next_context);
+  impl_->endpoint->next_context = checked_context(context) + 1;
+  if (color < 0) return nullptr;
+  std::vector<int> ranks;
+  for (int i = 0; i < size(); ++i) {
+    if (all[static_cast<std::size_t>(i)].color == color) ranks.push_back(i);
+  }
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {
+    return all[static_cast<std::size_t>(a)].key < all[static_cast<std::size_t>(b)].key;
+  });
+  for (int& member : ranks) member = impl_->members[static_cast<std::size_t>(member)];
+  return std::shared_ptr<Communicator>(new Communicator(
+      std::make_unique<Impl>(impl_->endpoint, impl_->family, std::move(ranks), context, impl_->deadline)));
+}
+
+std::shared_ptr<Communicator> Communicator::shrink() {
+  if (!impl_->family->over()) {
+    throw Error("shrink() of a group that has lost nobody; accepted: after LostRanks, on every survivor");
+  }
+  const auto agreement = comm::agree_on_survivors(*impl_->endpoint, *impl_->family, impl_->context, impl_->shrunk,
+                                                  impl_->members, impl_->deadline);
+  if (!agreement) impl_->throw_lost("shrink", impl_->deadline);
+  const int context = checked_context(agreement->context);
+  ++impl_->shrunk;
+  auto family = impl_->endpoint->make_family(context, agreement->survivors);
+  return std::shared_ptr<Communicator>(new Communicator(
+      std::make_unique<Impl>(impl_->endpoint, std::move(family), agreement->survivors, context, impl_->deadline)));
+}
+
+}  // namespace treeattn

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that are MPI processes. Only non-blocking messages: a call of MPI that waits may wait for ever when a rank is
+// lost. Making the communicator is the exception: it needs all ranks and has no deadline.
+#include <fmt/format.h>
+#include <mpi.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/topology.h"
+#include "comm/transport.h"
+#include "treeattn/communicator.h"
+#include "treeattn/error.h"
+
+namespace treeattn::comm {
+namespace {
+
+// MPI counts in int.
+constexpr std::size_t kPiece = std::size_t{1} << 30;
+constexpr int kNoteTag = 0;  // on a communicator of their own
+
+// How long a waiting rank polls; how long it lets others have its core between polls; how long it then sleeps.
+constexpr int kPolls = 8;
+constexpr std::chrono::milliseconds kYieldFor{1};
+constexpr std::chrono::microseconds kNap{50};
+
+void check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw Error(fmt::format("{}: {}", call, std::string_view(text, static_cast<std::size_t>(length))));
+}
+
+struct MpiOperation final : Operation {
+  bool receiving = false;
+  int other = 0;
+  bool failed = false;  // it will never be done
+  std::size_t bytes = 0;
+  std::vector<MPI_Request> pieces;
+  std::size_t done = 0;  // pieces
+};
+
+// MPI is one thing of the whole process, and so is this. Never destroyed: the other side of a message that was given up
+// may touch its memory until the process ends.
+struct Process {
+  bool finalize = false;
+  std::vector<std::shared_ptr<MpiOperation>> given_up;
+};
+
+Process& process() {
+  static Process& one = *new Process;
+  return one;
+}
+
+bool is_finalized() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  return finalized != 0;
+}
+
+void initialize() {
+  if (is_finalized()) throw Error("mpi_communicator: MPI has been finalised in this process, and starts only once");
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  if (initialized != 0) return;
+  int provided = 0;
+  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+  process().finalize = true;
+  // At the end of the process and not of the communicator: MPI cannot start twice. MPI_Finalize waits for all ranks, so
+  // after a loss it is left out; the launcher may then report that processes ended without it.
+  std::atexit([] {
+    if (process().finalize && !is_finalized()) MPI_Finalize();
+  });
+}
+
+// Number of the lowest rank on the same machine, for each rank.
+std::vector<int> shared_memory_nodes(MPI_Comm communicator) {
+  int rank = 0;
+  int size = 0;
+  check(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
+  check(MPI_Comm_size(communicator, &size), "MPI_Comm_size");
+  MPI_Comm local = MPI_COMM_NULL;
+  check(MPI_Comm_split_type(communicator, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local), "MPI_Comm_split_type");
+  int lowest = rank;
+  check(MPI_Allreduce(&rank, &lowest, 1, MPI_INT, MPI_MIN, local), "MPI_Allreduce");
+  MPI_Comm_free(&local);
+  std::vector<int> nodes(static_cast<std::size_t>(size));
+  check(MPI_Allgather(&lowest, 1, MPI_INT, nodes.data(), 1, MPI_INT, communicator), "MPI_Allgather");
+  return nodes;
+}
+
+class MpiTransport final : public Transport {
+ public:
+  MpiTransport(MPI_Comm parent, const std::vector<int>& nodes) {
+    check(MPI_Comm_dup(parent, &data_), "MPI_Comm_dup");
+    check(MPI_Comm_dup(parent, &notes_), "MPI_Comm_dup");
+    MPI_Comm_set_errhandler(data_, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(notes_, MPI_ERRORS_RETURN);
+    check(MPI_Comm_rank(data_, &rank_), "MPI_Comm_rank");
+    nodes_of_ranks_ = choose_nodes(nodes, shared_memory_nodes(data_));
+    gone_.assign(nodes_of_ranks_.size(), false);
+  }
+
+  ~MpiTransport() override {
+    if (broken_ || is_finalized()) {
+      for (auto& note : outgoing_) keep(std::move(note));
+      if (incoming_ != nullptr) keep(std::move(incoming_));
+      return;
+    }
+    MPI_Comm_free(&data_);
+    MPI_Comm_free(&notes_);
+  }
+
+  std::string_view name() const override { return "mpi"; }
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(nodes_of_ranks_.size()); }
+  const std::vector<int>& nodes() const override { return nodes_of_ranks_; }
+
+  std::shared_ptr<Operation> send(int to, int tag, std::span<const std::byte> data,
+                                  std::shared_ptr<const void> owner) override {
+    return start(false, to, data.size(), std::move(owner), [&](std::size_t at, int bytes, MPI_Request* request) {
+      return MPI_Isend(data.data() + at, bytes, MPI_BYTE, to, tag, data_, request);
+    });
+  }
+
+  std::shared_ptr<Operation> receive(int from, int tag, std::span<std::byte> data,
+                                     std::shared_ptr<const void> owner) override {
+    return start(true, from, data.size(), std::move(owner), [&](std::size_t at, int bytes, MPI_Request* request) {
+      return MPI_Irecv(data.data() + at, bytes, MPI_BYTE, from, tag, data_, request);
+    });
+  }
+
+  bool test(Operation& operation) override {
+    auto& message = static_cast<MpiOperation&>(operation);
+    if (message.failed) return false;
+    for (; message.done < message.pieces.size(); ++message.done) {
+      int flag = 0;
+      MPI_Status status;
+      const int code = MPI_Test(&message.pieces[message.done], &flag, &status);
+      if (code != MPI_SUCCESS) return fail(message, code);
+      if (flag == 0) return false;
+      if (!message.receiving) continue;
+      const std::size_t expected = std::min(kPiece, message.bytes - message.done * kPiece);
+      int bytes = 0;
+      MPI_Get_count(&status, MPI_BYTE, &bytes);
+      if (static_cast<std::size_t>(bytes) != expected) refuse_size(message);
+    }
+    return true;
+  }
+
+  void abandon(std::shared_ptr<Operation> operation) override {
+    if (is_finalized()) return;
+    auto message = std::static_pointer_cast<MpiOperation>(std::move(operation));
+    if (message->receiving) {
+      for (std::size_t i = message->done; i < message->pieces.size(); ++i) {
+        if (message->pieces[i] != MPI_REQUEST_NULL) MPI_Cancel(&message->pieces[i]);
+      }
+    }
+    std::erase_if(process().given_up, [](const auto& earlier) { return is_over(*earlier); });
+    if (!is_over(*message)) keep(std::move(message));
+  }
+
+  void send_note(int to, std::vector<std::byte> note) override {
+    std::erase_if(outgoing_, [](const auto& earlier) { return is_over(*earlier); });
+    auto owner = std::make_shared<std::vector<std::byte>>(std::move(note));
+    auto operation = start(false, to, owner->size(), owner, [&](std::size_t, int bytes, MPI_Request* request) {
+      return MPI_Isend(owner->data(), bytes, MPI_BYTE, to, kNoteTag, notes_, request);
+    });
+    outgoing_.push_back(std::move(operation));
+  }
+
+  std::optional<std::vector<std::byte>> next_note() override {
+    int flag = 0;
+    MPI_Status status;
+    if (incoming_ == nullptr) {
+      if (MPI_Iprobe(MPI_ANY_SOURCE, kNoteTag, notes_, &flag, &status) != MPI_SUCCESS || flag == 0) return {};
+      int bytes = 0;
+      MPI_Get_count(&status, MPI_BYTE, &bytes);
+      auto buffer = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(bytes));
+      incoming_ =
+          start(true, status.MPI_SOURCE, buffer->size(), buffer, [&](std::size_t, int count, MPI_Request* request) {
+            return MPI_Irecv(buffer->data(), count, MPI_BYTE, status.MPI_SOURCE, kNoteTag, notes_, request);
+          });
+      note_ = std::move(buffer);
+    }
+    // Of one that is too long to come along with its header, the rest may be on its way for ever: never wait for it.
+    if (!test(*incoming_)) return {};
+    incoming_.reset();
+    return std::move(*std::exchange(note_, nullptr));
+  }
+
+  // Where ranks share cores, one that polls keeps from working those it waits for.
+  void pause(int idle) override {
+    const auto now = std::chrono::steady_clock::now();
+    if (idle == 0) idle_since_ = now;
+    if (idle < kPolls) return;
+    if (now - idle_since_ < kYieldFor) {
+      ::sched_yield();
+    } else {
+      std::this_thread::sleep_for(kNap);
+    }
+  }
+
+  bool gone(int rank) const override { return gone_[static_cast<std::size_t>(rank)]; }
+
+  void mark_broken() override {
+    broken_ = true;
+    process().finalize = false;
+  }
+
+ private:
+  template <class Post>
+  std::shared_ptr<MpiOperation> start(bool receiving, int other, std::size_t bytes, std::shared_ptr<const void> owner,
+                                      const Post& post) {
+    auto message = std::make_shared<MpiOperation>();
+    message->owner = std::move(owner);
+    message->receiving = receiving;
+    message->other = other;
+    message->bytes = bytes;
+    message->pieces.assign(std::max<std::size_t>(1, (bytes + kPiece - 1) / kPiece), MPI_REQUEST_NULL);
+    for (std::size_t i = 0; i < message->pieces.size(); ++i) {
+      const std::size_t at = i * kPiece;
+      const int code = post(at, static_cast<int>(std::min(kPiece, bytes - at)), &message->pieces[i]);
+      if (code != MPI_SUCCESS) {
+        fail(*message, code);
+        break;
+      }
+    }
+    return message;
+  }
+
+  // A message that did not fit is a mistake of the program; of any other error the other side is taken to be the cause.
+  bool fail(MpiOperation& message, int code) {
+    message.failed = true;
+    int error_class = MPI_SUCCESS;
+    MPI_Error_class(code, &error_class);
+    if (error_class == MPI_ERR_TRUNCATE) refuse_size(message);
+    gone_[static_cast<std::size_t>(message.other)] = true;
+    return false;
+  }
+
+  [[noreturn]] static void refuse_size(const MpiOperation& message) {
+    throw Error(
+        fmt::format("receive of {} bytes met a message of another size from transport rank {}; accepted: the "
+                    "size that was sent",
+                    message.bytes, message.other));
+  }
+
+  static bool is_over(MpiOperation& message) {
+    for (; message.done < message.pieces.size(); ++message.done) {
+      int flag = 0;
+      if (MPI_Test(&message.pieces[message.done], &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && flag == 0) return false;
+    }
+    return true;
+  }
+
+  static void keep(std::shared_ptr<MpiOperation> message) { process().given_up.push_back(std::move(message)); }
+
+  MPI_Comm data_ = MPI_COMM_NULL;
+  MPI_Comm notes_ = MPI_COMM_NULL;
+  int rank_ = 0;
+  bool broken_ = false;
+  std::vector<int> nodes_of_ranks_;
+  std::vector<bool> gone_;
+  std::vector<std::shared_ptr<MpiOperation>> outgoing_;  // notes
+  std::shared_ptr<MpiOperation> incoming_;               // a note, into note_
+  std::shared_ptr<std::vector<std::byte>> note_;
+  std::chrono::steady_clock::time_point idle_since_;
+};
+
+std::shared_ptr<Communicator> make(MPI_Comm parent, const RankOptions& options) {
+  auto communicator = std::make_shared<Communicator>(std::make_shared<MpiTransport>(parent, options.nodes));
+  communicator->set_deadline(options.deadline);
+  return communicator;
+}
+
+}  // namespace
+}  // namespace treeattn::comm
+
+namespace treeattn {
+
+std::shared_ptr<Communicator> mpi_communicator(RankOptions options) {
+  comm::initialize();
+  return comm::make(MPI_COMM_WORLD, options);
+}
+
+std::shared_ptr<Communicator> mpi_communicator(int fortran_handle, RankOptions options) {
+  comm::initialize();
+  return comm::make(MPI_Comm_f2c(fortran_handle), options);
+}
+
+bool mpi_available() { return true; }
+
+}  // namespace treeattn

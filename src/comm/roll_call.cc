@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/roll_call.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+namespace treeattn::comm {
+namespace {
+
+std::vector<std::byte> pack(const Note& note) {
+  std::vector<std::byte> bytes(sizeof(Note::Head) + note.lost.size() * sizeof(int));
+  std::memcpy(bytes.data(), &note.head, sizeof(Note::Head));
+  if (!note.lost.empty()) {
+    std::memcpy(bytes.data() + sizeof(Note::Head), note.lost.data(), note.lost.size() * sizeof(int));
+  }
+  return bytes;
+}
+
+Note unpack(const std::vector<std::byte>& bytes) {
+  Note note;
+  std::memcpy(&note.head, bytes.data(), sizeof(Note::Head));
+  note.lost.resize((bytes.size() - sizeof(Note::Head)) / sizeof(int));
+  if (!note.lost.empty()) {
+    std::memcpy(note.lost.data(), bytes.data() + sizeof(Note::Head), note.lost.size() * sizeof(int));
+  }
+  return note;
+}
+
+double seconds_until(Instant end, Instant now) {
+  return std::max(0.0, std::chrono::duration<double>(end - now).count());
+}
+
+}  // namespace
+
+bool contains(const RankSet& set, int rank) { return std::binary_search(set.begin(), set.end(), rank); }
+
+bool unite(RankSet& set, const RankSet& more) {
+  RankSet both;
+  std::set_union(set.begin(), set.end(), more.begin(), more.end(), std::back_inserter(both));
+  const bool grown = both.size() > set.size();
+  set = std::move(both);
+  return grown;
+}
+
+Family::Family(Endpoint& endpoint, int context, std::vector<int> members)
+    : endpoint_(endpoint), context_(context), members_(std::move(members)) {}
+
+void Family::add_lost(const RankSet& more) { unite(lost_, more); }
+
+void Family::call(Instant listen_until, Instant end) {
+  if (phase_ != Phase::kQuiet) {
+    listen_until_ = std::min(listen_until_, listen_until);
+    end_ = std::min(end_, end);
+    return;
+  }
+  phase_ = Phase::kCalling;
+  listen_until_ = listen_until;
+  end_ = end;
+  for (const int member : members_) state_[member] = {};
+  Member& me = state_[endpoint_.transport()->rank()];
+  me.here = true;
+  me.waits_for = endpoint_.waits_for();
+  tell_others(Note::Kind::kHere);
+  see_who_is_gone();
+}
+
+void Family::see_who_is_gone() {
+  for (auto& [rank, member] : state_) member.gone = endpoint_.transport()->gone(rank);
+}
+
+void Family::hear(const Note& note, Instant now) {
+  if (over() || std::find(members_.begin(), members_.end(), note.head.sender) == members_.end()) return;
+  // The time left is measured from now: this rank may have been away while the note lay here. The others' votes, which
+  // end the listening, make up for that.
+  using Duration = std::chrono::duration<double>;
+  call(after(now, Duration(note.head.listen_left)), after(now, Duration(note.head.time_left)));
+  Member& sender = state_[note.head.sender];
+  sender.here = true;
+  if (note.head.kind == Note::Kind::kHere) {
+    sender.waits_for = note.head.waits_for;
+    return;
+  }
+  if (contains(lost_, note.head.sender)) return;  // given up: what it thinks no longer counts
+  sender.voted = true;
+  sender.vote = note.lost;
+  const bool first = phase_ == Phase::kCalling;
+  slow_ = (first || slow_) && note.head.slow != 0;
+  if (unite(lost_, note.lost) || first) vote();
+}
+
+void Family::advance(Instant now) {
+  if (phase_ == Phase::kCalling) {
+    const RankSet unheard = missing();
+    const bool all_gone = std::all_of(unheard.begin(), unheard.end(), [&](int rank) { return state_[rank].gone; });
+    if (!all_gone && now < listen_until_) return;
+    slow_ = unheard.empty();
+    lost_ = slow_ ? too_slow() : unheard;
+    vote();
+  }
+  if (phase_ != Phase::kVoting) return;
+  if (contains(lost_, endpoint_.transport()->rank())) return finish();
+  bool agreed = true;
+  RankSet left;  // went away before it had heard everything
+  for (const auto& [rank, member] : state_) {
+    if (rank == endpoint_.transport()->rank() || contains(lost_, rank)) continue;
+    if (member.voted && member.vote == lost_) continue;
+    agreed = false;
+    if (member.gone) left.push_back(rank);
+  }
+  if (unite(lost_, left)) vote();
+  if (agreed || now >= end_) finish();
+}
+
+RankSet Family::missing() const {
+  RankSet out;
+  for (const auto& [rank, member] : state_) {
+    if (!member.here) out.push_back(rank);
+  }
+  return out;
+}
+
+RankSet Family::too_slow() const {
+  RankSet waited_for, culprits;
+  for (const auto& [rank, member] : state_) {
+    if (member.waits_for >= 0) unite(waited_for, {member.waits_for});
+  }
+  for (const int rank : waited_for) {
+    const auto member = state_.find(rank);
+    if (member == state_.end() || member->second.waits_for < 0) culprits.push_back(rank);
+  }
+  return culprits.empty() ? waited_for : culprits;
+}
+
+void Family::vote() {
+  phase_ = Phase::kVoting;
+  tell_others(Note::Kind::kVote);
+}
+
+void Family::tell_others(Note::Kind kind) {
+  const Instant now = Clock::now();
+  const int self = endpoint_.transport()->rank();
+  Note note;
+  note.head = {.kind = kind,
+               .context = context_,
+               .sender = self,
+               .next_context = endpoint_.next_context,
+               .waits_for = endpoint_.waits_for(),
+               .slow = slow_ ? 1 : 0,
+               .listen_left = seconds_until(listen_until_, now),
+               .time_left = seconds_until(end_, now)};
+  if (kind == Note::Kind::kVote) note.lost = lost_;
+  // Also to those given up: one that was only away learns of it.
+  for (const int rank : members_) {
+    if (rank != self) endpoint_.send(rank, note);
+  }
+}
+
+void Family::finish() {
+  phase_ = Phase::kOver;
+  state_.clear();
+  endpoint_.transport()->mark_broken();
+}
+
+void Endpoint::look(int waits_for) {
+  waits_for_ = waits_for;
+  // The order matters: see see_who_is_gone().
+  bool calling = false;
+  for (const auto& weak : families_) {
+    const auto family = weak.lock();
+    if (family == nullptr || family->quiet() || family->over()) continue;
+    family->see_who_is_gone();
+    calling = true;
+  }
+  while (const auto bytes = transport_->next_note()) {
+    calling = true;
+    hear(unpack(*bytes), Clock::now());
+  }
+  if (!calling) return;
+  for (const auto& weak : families_) {
+    if (const auto family = weak.lock()) family->advance(Clock::now());
+  }
+}
+
+void Endpoint::hear(Note note, Instant now) {
+  if (note.head.kind == Note::Kind::kShrink) {
+    shrinking_[{note.head.context, note.head.round}].push_back(std::move(note));
+    return;
+  }
+  for (const auto& weak : families_) {
+    const auto family = weak.lock();
+    if (family != nullptr && family->context() == note.head.context) return family->hear(note, now);
+  }
+  if (note.head.context >= next_context) early_.push_back(std::move(note));
+}
+
+void Endpoint::send(int to, const Note& note) {
+  if (!transport_->gone(to)) transport_->send_note(to, pack(note));
+}
+
+std::shared_ptr<Family> Endpoint::make_family(int context, std::vector<int> members) {
+  auto family = std::make_shared<Family>(*this, context, std::move(members));
+  std::erase_if(families_, [](const auto& weak) { return weak.expired(); });
+  families_.push_back(family);
+  next_context = std::max(next_context, context + 1);
+  for (Note& note : std::exchange(early_, {})) hear(std::move(note), Clock::now());
+  return family;
+}
+
+std::vector<Note> Endpoint::take_shrink_notes(int context, int round) {
+  const auto notes = shrinking_.extract({context, round});
+  return notes.empty() ? std::vector<Note>{} : std::move(notes.mapped());
+}
+
+}  // namespace treeattn::comm

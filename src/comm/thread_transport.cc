@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/thread_transport.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "base/relax.h"
+#include "treeattn/error.h"
+
+namespace treeattn::comm {
+
+// Shared by the sender and the inbox it lies in. It refers to no transport: inboxes outlive those.
+struct ThreadMessage {
+  // A small message is copied when it is sent (kDone from the start, for the sender). A large one stays in the sender's
+  // memory, and its send is under way until the receiver has it.
+  enum State : int { kWaiting, kCopying, kDone };
+
+  int from = 0;
+  int tag = 0;
+  std::span<const std::byte> data;
+  std::vector<std::byte> copy;
+  std::atomic<int> state{kWaiting};
+};
+
+namespace {
+
+constexpr std::size_t kCopyUpTo = std::size_t{64} << 10;
+constexpr std::chrono::microseconds kSpin{30};
+// So that a waiting call looks at the clock now and then.
+constexpr std::chrono::milliseconds kNap{5};
+constexpr std::uint64_t kNever = ~std::uint64_t{0};
+
+struct ThreadSend final : Operation {
+  int to = 0;
+  std::shared_ptr<ThreadMessage> message;
+};
+
+struct ThreadReceive final : Operation {
+  int from = 0;
+  int tag = 0;
+  std::span<std::byte> data;
+  bool done = false;
+};
+
+class ThreadTransport final : public Transport {
+ public:
+  ThreadTransport(std::shared_ptr<ThreadHub> hub, int rank)
+      : hub_(std::move(hub)), rank_(rank), inbox_(hub_->inboxes[static_cast<std::size_t>(rank)]) {}
+
+  std::string_view name() const override { return hub_->name; }
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(hub_->nodes.size()); }
+  const std::vector<int>& nodes() const override { return hub_->nodes; }
+
+  std::shared_ptr<Operation> send(int to, int tag, std::span<const std::byte> data,
+                                  std::shared_ptr<const void> owner) override {
+    auto message = std::make_shared<ThreadMessage>();
+    message->from = rank_;
+    message->tag = tag;
+    message->data = data;
+    if (data.size() <= kCopyUpTo) {
+      message->copy.assign(data.begin(), data.end());
+      message->data = message->copy;
+      message->state.store(ThreadMessage::kDone, std::memory_order_relaxed);
+    }
+    auto operation = std::make_shared<ThreadSend>();
+    operation->owner = std::move(owner);
+    operation->message = message;
+    operation->to = to;
+    hub_->deliver(to, [&](Inbox& inbox) { inbox.messages.push_back(std::move(message)); });
+    return operation;
+  }
+
+  std::shared_ptr<Operation> receive(int from, int tag, std::span<std::byte> data,
+                                     std::shared_ptr<const void> owner) override {
+    auto operation = std::make_shared<ThreadReceive>();
+    operation->owner = std::move(owner);
+    operation->from = from;
+    operation->tag = tag;
+    operation->data = data;
+    posted_.push_back(operation.get());
+    receives_looked_at_ = kNever;
+    return operation;
+  }
+
+  bool test(Operation& operation) override {
+    if (is_done(operation)) return true;
+    take_what_came();
+    return is_done(operation);
+  }
+
+  void abandon(std::shared_ptr<Operation> operation) override {
+    if (const auto* sending = dynamic_cast<ThreadSend*>(operation.get())) {
+      withdraw(*sending);
+    } else {
+      std::erase(posted_, static_cast<ThreadReceive*>(operation.get()));
+    }
+  }
+
+  void send_note(int to, std::vector<std::byte> note) override {
+    hub_->deliver(to, [&](Inbox& inbox) { inbox.notes.push_back(std::move(note)); });
+  }
+
+  std::optional<std::vector<std::byte>> next_note() override {
+    const std::uint64_t events = inbox_.events.load(std::memory_order_acquire);
+    if (events == notes_looked_at_) return {};
+    const std::lock_guard lock(inbox_.mutex);
+    if (inbox_.notes.empty()) {
+      notes_looked_at_ = events;
+      return {};
+    }
+    std::vector<std::byte> note = std::move(inbox_.notes.front());
+    inbox_.notes.pop_front();
+    return note;
+  }
+
+  // Returns at once if anything has happened since it returned last, so nothing slips through between a test and this.
+  void pause(int) override {
+    const auto changed = [&] { return inbox_.events.load(std::memory_order_acquire) != seen_; };
+    if (!changed() && !(hub_->spin && spin_until(changed))) {
+      std::unique_lock lock(inbox_.mutex);
+      inbox_.asleep = true;
+      inbox_.changed.wait_for(lock, kNap, changed);
+      inbox_.asleep = false;
+    }
+    seen_ = inbox_.events.load(std::memory_order_acquire);
+  }
+
+  bool gone(int rank) const override {
+    return hub_->inboxes[static_cast<std::size_t>(rank)].gone.load(std::memory_order_acquire);
+  }
+
+  void mark_broken() override {}
+
+ private:
+  static bool is_done(const Operation& operation) {
+    if (const auto* sending = dynamic_cast<const ThreadSend*>(&operation)) {
+      return sending->message->state.load(std::memory_order_acquire) == ThreadMessage::kDone;
+    }
+    return static_cast<const ThreadReceive&>(operation).done;
+  }
+
+  // For every receive, not only the one that is asked about: ranks that wait for their sends in a ring would otherwise
+  // wait for each other.
+  void take_what_came() {
+    const std::uint64_t events = inbox_.events.load(std::memory_order_acquire);
+    if (events == receives_looked_at_) return;
+    std::vector<std::pair<std::shared_ptr<ThreadMessage>, ThreadReceive*>> matched;
+    {
+      const std::lock_guard lock(inbox_.mutex);
+      std::erase_if(inbox_.messages, [&](std::shared_ptr<ThreadMessage>& message) {
+        // Of several receives the first that was asked for gets it.
+        const auto found = std::find_if(posted_.begin(), posted_.end(), [&](const ThreadReceive* receiving) {
+          return receiving->from == message->from && receiving->tag == message->tag;
+        });
+        if (found == posted_.end()) return false;
+        int waiting = ThreadMessage::kWaiting;
+        message->state.compare_exchange_strong(waiting, ThreadMessage::kCopying, std::memory_order_relaxed);
+        matched.emplace_back(std::move(message), *found);
+        posted_.erase(found);
+        return true;
+      });
+    }
+    receives_looked_at_ = events;
+    // Without the lock: a long copy must not keep others from sending.
+    for (const auto& [message, receiving] : matched) copy(*message, *receiving);
+    for (const auto& [message, receiving] : matched) check_size(*message, *receiving);
+  }
+
+  template <class Done>
+  static bool spin_until(const Done& done) {
+    const auto start = std::chrono::steady_clock::now();
+    do {
+      for (int i = 0; i < 32; ++i) {
+        if (done()) return true;
+        base::relax();
+      }
+    } while (std::chrono::steady_clock::now() - start < kSpin);
+    return done();
+  }
+
+  void copy(ThreadMessage& message, ThreadReceive& receiving) {
+    const std::size_t bytes = message.data.size();
+    if (bytes == receiving.data.size() && bytes > 0) std::memcpy(receiving.data.data(), message.data.data(), bytes);
+    receiving.done = true;
+    if (message.state.exchange(ThreadMessage::kDone, std::memory_order_acq_rel) == ThreadMessage::kCopying) {
+      hub_->deliver(message.from, [](Inbox&) {});
+    }
+  }
+
+  static void check_size(const ThreadMessage& message, const ThreadReceive& receiving) {
+    if (message.data.size() == receiving.data.size()) return;
+    throw Error(
+        fmt::format("receive of {} bytes met a message of {} bytes from transport rank {}; accepted: the "
+                    "size that was sent",
+                    receiving.data.size(), message.data.size(), message.from));
+  }
+
+  void withdraw(const ThreadSend& sending) {
+    if (sending.message->state.load(std::memory_order_acquire) == ThreadMessage::kDone) return;
+    {
+      Inbox& inbox = hub_->inboxes[static_cast<std::size_t>(sending.to)];
+      const std::lock_guard lock(inbox.mutex);
+      if (std::erase(inbox.messages, sending.message) > 0) return;
+    }
+    // The receiver has it already: its copy takes a moment, and the memory may go when this returns.
+    while (sending.message->state.load(std::memory_order_acquire) == ThreadMessage::kCopying) std::this_thread::yield();
+  }
+
+  const std::shared_ptr<ThreadHub> hub_;
+  const int rank_;
+  Inbox& inbox_;
+  std::vector<ThreadReceive*> posted_;  // receives not done, as they were asked for; taken out when given up
+  std::uint64_t seen_ = 0;
+  // The inbox's events when there was nothing (more) to take.
+  std::uint64_t receives_looked_at_ = kNever;
+  std::uint64_t notes_looked_at_ = kNever;
+};
+
+}  // namespace
+
+ThreadHub::ThreadHub(std::string_view name_of_transport, std::vector<int> node_of_rank, bool spin_first)
+    : name(name_of_transport), nodes(std::move(node_of_rank)), spin(spin_first), inboxes(nodes.size()) {}
+
+void ThreadHub::leave(int rank) {
+  inboxes[static_cast<std::size_t>(rank)].gone.store(true, std::memory_order_release);
+  for (int other = 0; other < static_cast<int>(inboxes.size()); ++other) deliver(other, [](Inbox&) {});
+}
+
+std::shared_ptr<Transport> thread_transport(std::shared_ptr<ThreadHub> hub, int rank) {
+  return std::make_shared<ThreadTransport>(std::move(hub), rank);
+}
+
+}  // namespace treeattn::comm

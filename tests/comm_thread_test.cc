@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that are threads: the list of cases at several sizes, nodes, cores, and what a rank that ends does to others.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include "base/machine.h"
+#include "comm_cases.h"
+
+namespace treeattn {
+namespace {
+
+using testing::comm_cases;
+using World = std::shared_ptr<Communicator>;
+
+constexpr int kCommSizes[] = {1, 2, 3, 4, 5, 7, 8, 16};
+
+class CommCases : public ::testing::TestWithParam<std::tuple<int, std::size_t>> {};
+
+TEST_P(CommCases, OnThreads) {
+  const auto& [ranks, index] = GetParam();
+  run_ranks(ranks, [&, i = index](const World& world) {
+    EXPECT_EQ(world->transport(), "threads");
+    comm_cases()[i].run(*world);
+    world->barrier();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, CommCases,
+                         ::testing::Combine(::testing::ValuesIn(kCommSizes),
+                                            ::testing::Range(std::size_t{0}, comm_cases().size())),
+                         [](const auto& test) {
+                           return comm_cases()[std::get<1>(test.param)].name + std::to_string(std::get<0>(test.param));
+                         });
+
+TEST(CommThreads, BarrierWaitsForAll) {
+  std::atomic<int> arrived{0};
+  run_ranks(5, [&](const World& world) {
+    for (int round = 1; round <= 20; ++round) {
+      if (world->rank() == round % 5) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      arrived.fetch_add(1);
+      world->barrier();
+      EXPECT_GE(arrived.load(), 5 * round);
+    }
+  });
+}
+
+TEST(CommThreads, CountsWhatCrossesNodes) {
+  RankOptions options;
+  options.nodes = {4, 4, 2, 2, 2};
+  std::array<std::atomic<std::uint64_t>, 2> remote{};
+  run_ranks(
+      5,
+      [&](const World& world) {
+        EXPECT_EQ(world->nodes(), 2);
+        EXPECT_EQ(world->node_of(0), 0);
+        EXPECT_EQ(world->node_of(4), 1);
+        EXPECT_THROW(world->node_of(5), InvalidArgument);
+        std::vector<std::uint64_t> values(10);
+        world->allreduce(testing::bytes_of(values), 8, testing::chain);
+        remote[0] += world->traffic().remote_messages;
+        remote[1] += world->traffic().remote_bytes;
+        const auto local = world->split(world->node_of(world->rank()), 0);
+        EXPECT_EQ(local->nodes(), 1);
+        EXPECT_EQ(local->node_of(0), 0);
+      },
+      options);
+  // The tree's edges 0-1, 2-3, 0-2, 0-4: the last two cross, up and down.
+  EXPECT_EQ(remote[0], 4u);
+  EXPECT_EQ(remote[1], 4u * 80u);
+}
+
+TEST(CommThreads, NodesFromTheEnvironment) {
+  ::setenv("TREEATTN_NODES", "1,0,1", 1);
+  run_ranks(3, [&](const World& world) {
+    EXPECT_EQ(world->nodes(), 2);
+    EXPECT_EQ(world->node_of(1), 1);
+    EXPECT_EQ(world->node_of(2), 0);
+  });
+  EXPECT_THROW(run_ranks(2, [](const World&) {}), InvalidArgument);
+  ::unsetenv("TREEATTN_NODES");
+  RankOptions options;
+  options.nodes = {0, 1};
+  EXPECT_THROW(run_ranks(
+                   3, [](const World&) {}, options),
+               InvalidArgument);
+  EXPECT_THROW(run_ranks(0, [](const World&) {}), InvalidArgument);
+}
+
+TEST(CommThreads, PinsEvenly) {
+  const std::size_t cores = base::usable_processors().size();
+  if (cores == 0) GTEST_SKIP() << "no affinity masks here";
+  for (const int ranks : {1, 2, static_cast<int>(2 * cores + 1)}) {
+    std::mutex mutex;
+    std::vector<int> used;
+    run_ranks(ranks, [&](const World&) {
+      const std::lock_guard lock(mutex);
+      for (const int processor : base::usable_processors()) used.push_back(processor);
+    });
+    const std::size_t expected = std::max(cores, static_cast<std::size_t>(ranks));
+    EXPECT_EQ(used.size(), expected);
+    for (const int processor : base::usable_processors()) {
+      EXPECT_GE(std::count(used.begin(), used.end(), processor), static_cast<std::ptrdiff_t>(expected / cores));
+    }
+  }
+}
+
+TEST(CommThreads, ThrowsWhatARankThrew) {
+  EXPECT_THROW(run_ranks(3,
+                         [](const World& world) {
+                           if (world->rank() == 2) throw std::domain_error("mine");
+                           world->barrier();
+                         }),
+               std::domain_error);
+  EXPECT_THROW(run_ranks(3,
+                         [](const World& world) {
+                           if (world->rank() != 2) world->barrier();
+                         }),
+               LostRanks);
+}
+
+// A rank that has done its part and returned is missed only by those who still want something of it.
+TEST(CommThreads, MayReturnEarly) {
+  run_ranks(6, [](const World& world) {
+    const auto half = world->split(world->rank() / 3, 0);
+    world->barrier();
+    if (world->rank() >= 3) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    for (const auto& one : comm_cases()) one.run(*half);
+  });
+}
+
+// Buffers of messages that were given up: with an owner they live on, without one they are not touched any more.
+TEST(CommThreads, GivenUpMessagesAreSafe) {
+  run_ranks(2, [](const World& world) {
+    const int other = 1 - world->rank();
+    for (const bool owned : {true, false}) {
+      for (int i = 0; i < 20; ++i) {
+        auto buffer = std::make_shared<std::vector<std::byte>>(100000);
+        const Request send = world->send(other, *buffer, owned ? buffer : nullptr);
+        Request receive;
+        if (i % 2 == 1) {
+          auto room = std::make_shared<std::vector<std::byte>>(100000);
+          receive = world->receive(other, *room, room);
+          world->test(receive);
+        }
+      }
+    }
+    world->barrier();
+  });
+}
+
+}  // namespace
+}  // namespace treeattn

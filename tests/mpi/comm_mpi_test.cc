@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that are MPI processes: the list of cases, on however many ranks mpirun started. Every rank's exit status says
+// whether all is well.
+#include <mpi.h>
+
+#include <cstdio>
+#include <exception>
+
+#include "comm_cases.h"
+
+namespace treeattn {
+namespace {
+
+using testing::expect;
+
+void check_two_communicators(Communicator& world) {
+  // Over a communicator of the caller's, beside the first one.
+  RankOptions options;
+  options.deadline = Seconds(20);
+  for (int rank = 0; rank < world.size(); ++rank) options.nodes.push_back(rank);
+  const auto other = mpi_communicator(static_cast<int>(MPI_Comm_c2f(MPI_COMM_WORLD)), options);
+  expect(other->size() == world.size() && other->rank() == world.rank(), "another communicator");
+  expect(other->nodes() == world.size(), "{} nodes, one for each rank asked for", other->nodes());
+  expect(other->deadline() == options.deadline, "deadline {}", other->deadline().count());
+  testing::check_chain(*other, 10);
+  testing::check_chain(world, 10);
+  testing::check_ring(*other);
+}
+
+// Everything sent is on one node, and a message given up does not harm the next one.
+void check_given_up(Communicator& world) {
+  expect(world.nodes() == 1 && world.node_of(world.size() - 1) == 0, "{} nodes on one machine", world.nodes());
+  {
+    auto room = std::make_shared<std::vector<std::byte>>(100000);
+    const Request request = world.receive((world.rank() + 1) % world.size(), *room, room);
+  }
+  world.barrier();  // had the next message been under way already, it might have gone with this receive
+  testing::check_ring(world);
+}
+
+int run() {
+  const auto world = mpi_communicator();
+  expect(world->transport() == "mpi" && mpi_available() && launched_by_mpi(), "this is not MPI");
+  int failed = 0;
+  auto cases = testing::comm_cases();
+  cases.push_back({"TwoCommunicators", check_two_communicators});
+  cases.push_back({"GivenUp", check_given_up});
+  for (const auto& one : cases) {
+    try {
+      one.run(*world);
+      world->barrier();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "rank %d of %d: %s: %s\n", world->rank(), world->size(), one.name.c_str(), error.what());
+      ++failed;
+    }
+  }
+  return failed;
+}
+
+}  // namespace
+}  // namespace treeattn
+
+int main() {
+  try {
+    return treeattn::run() == 0 ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
