@@ -75,9 +75,11 @@ class KvCache {
 
   // Adds k.tokens tokens at the end. k and v [1, tokens, kv_heads, dim] in the type of the cache (with scales where it
   // has them), or in float32, float16 or bfloat16, which is then converted; int8 and fp8 get the scale max|x| / 127 and
-  // max|x| / 448 of each row. Copies what this rank carries. Requires layers == 1.
+  // max|x| / 448 of each row, a row of zeros the scale 1. NaN and infinities show: an int8 row with one gets the scale
+  // NaN, in fp8 the element becomes NaN. Copies what this rank carries. Requires layers == 1.
   void append(SequenceId sequence, const KvView& k, const KvView& v);
-  // With several layers: first the room, whose content is undefined until written, then each layer.
+  // With several layers: first the room, whose content is undefined until written, then each layer. Throws Error when
+  // this rank has no addresses left for it, std::bad_alloc; the cache is then as it was.
   void extend(SequenceId sequence, std::int64_t tokens);
   // Stores those of the k.tokens tokens from position `first` on that this rank carries; they must exist. A rank may
   // leave out calls whose tokens it does not carry.
@@ -95,11 +97,14 @@ class KvCache {
   void rebalance(std::span<const double> weights);
   // Collective over `survivors`, a communicator that Communicator::shrink made of this cache's (or of one like it).
   // Takes it over, spreads the branches by the weights (empty: equal) and returns what this rank now carries and has no
-  // content for, because the rank that had it is gone: to be filled by write().
+  // content for, because the rank that had it is gone: zeros, to be filled by write() before the next collective call.
+  // Survivors of a loss may be a call apart: sequences are cut to the shortest length that one of them has, and those
+  // that one of them lacks are dropped. length() says where to go on.
   std::vector<TokenRange> adopt(std::shared_ptr<Communicator> survivors, std::span<const double> weights = {});
 
   // Collective. One file per branch and a manifest, each checksummed, written beside and renamed: a save that fails or
-  // is cut off leaves an earlier one in the same directory as it was. Throws BadFile on every rank.
+  // is cut off leaves an earlier one in the same directory as it was. All ranks must see the directory. Throws BadFile
+  // on every rank.
   void save(const std::filesystem::path& directory) const;
   // Collective. Any number of ranks. Throws BadFile, naming file and reason, on every rank.
   static KvCache load(std::shared_ptr<Communicator> communicator, const std::filesystem::path& directory,

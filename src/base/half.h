@@ -205,4 +205,21 @@ inline void quantize_row_int8(const float* in, std::size_t n, std::int8_t* out, 
   for (std::size_t i = 0; i < n; ++i) store_from_float(&out[i], in[i] / *scale, DType::kInt8);
 }
 
+// fp8 with in[i] ~ out[i] * *scale and *scale = max |in| / 448 over the finite elements; 1 when they are all zero. A
+// NaN stays a NaN, and an infinity, for which the format has no code, becomes one.
+inline void quantize_row_fp8(const float* in, std::size_t n, std::uint8_t* out, float* scale) {
+  float largest = 0.0f;
+  for (std::size_t i = 0; i < n; ++i) {
+    const float magnitude = std::fabs(in[i]);
+    largest = magnitude > largest && magnitude <= std::numeric_limits<float>::max() ? magnitude : largest;
+  }
+  *scale = largest / kMaxFp8;
+  if (largest == 0.0f) *scale = 1.0f;
+  if (*scale == 0.0f) *scale = std::numeric_limits<float>::denorm_min();  // as above
+  for (std::size_t i = 0; i < n; ++i) {
+    const float finite_or_nan = in[i] - in[i] == 0.0f ? in[i] / *scale : std::numeric_limits<float>::quiet_NaN();
+    out[i] = float_to_fp8(finite_or_nan);
+  }
+}
+
 }  // namespace treeattn::base

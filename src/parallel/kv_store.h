@@ -7,10 +7,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "parallel/kv_pool.h"
 #include "plan/shares.h"
 #include "treeattn/kv_cache.h"
 #include "treeattn/views.h"
@@ -19,7 +21,7 @@ namespace treeattn::parallel {
 
 // K and V of some sequences on this rank, ready for the kernels: paged views whose page is a chunk and whose table has
 // an entry for every chunk of the sequence, -1 where another rank carries it. Owns the table; views memory of the
-// cache, and is valid until the cache is next changed.
+// cache, and is valid until the cache is next changed. Move it, do not copy it: the views point into the table.
 struct KvBatch {
   KvView k;
   KvView v;
@@ -27,23 +29,111 @@ struct KvBatch {
   std::vector<std::int32_t> table;    // [batch, chunks of the longest]
 };
 
-// The rows of one chunk of one layer on this rank.
-struct ChunkMemory {
-  std::byte* k = nullptr;     // [tokens, kv_heads, k_dim], contiguous
-  std::byte* v = nullptr;     // [tokens, kv_heads, v_dim], contiguous
-  float* k_scales = nullptr;  // [tokens, kv_heads], null where the type has none
-  float* v_scales = nullptr;
+// One chunk of a leaf. Chunks of forks may share a page: the pages of a leaf are numbered in the order of first use.
+struct LeafChunk {
+  SequenceId sequence = 0;
+  std::int64_t chunk = 0;
   std::int64_t tokens = 0;  // in use
+  std::int32_t page = -1;   // number within the leaf; -1 where this rank has none
+
+  bool operator==(const LeafChunk&) const = default;
 };
 
-// Bytes of the rows of one token in one layer, all heads.
-struct TokenBytes {
-  std::size_t k = 0;
-  std::size_t v = 0;
-  std::size_t k_scales = 0;
-  std::size_t v_scales = 0;
-  std::size_t all() const { return k + v + k_scales + v_scales; }
-};
+// Tokens in use of each page of a leaf: the most that any of its chunks uses. Throws Error when the numbers are not
+// 0, 1, 2 ... by first use, or when one page stands for different chunks of the sequence.
+std::vector<std::int64_t> tokens_of_pages(std::span<const LeafChunk> chunks);
+
+// Adds [first, first + count), joined to the last range where they touch.
+void append_range(std::vector<TokenRange>& ranges, SequenceId sequence, std::int64_t first, std::int64_t count);
+
 TokenBytes token_bytes(const KvCacheConfig& config);
+// Throws InvalidArgument, naming the value and what is accepted.
+void check_config(const KvCacheConfig& config);
+// Which rank carries what, node by node. Throws InvalidArgument.
+plan::Shares make_shares(const Communicator& communicator, const KvCacheConfig& config,
+                         std::span<const double> weights);
+
+// The calls that KvCache has too are documented there.
+class KvStore {
+ public:
+  static constexpr std::int64_t kMaxTokens = std::int64_t{1} << 60;
+
+  // Checks the config. Requires shares of config.order.branches leaves over the ranks of the communicator.
+  KvStore(std::shared_ptr<Communicator> communicator, const KvCacheConfig& config, plan::Shares shares);
+
+  const KvCacheConfig& config() const { return config_; }
+  const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
+  const plan::Shares& shares() const { return shares_; }
+
+  SequenceId add_sequence();
+  SequenceId fork(SequenceId sequence);
+  void truncate(SequenceId sequence, std::int64_t length);
+  void drop(SequenceId sequence);
+  std::int64_t length(SequenceId sequence) const { return find(sequence).length; }
+  std::vector<SequenceId> sequences() const;
+  SequenceId next_sequence() const { return next_; }
+
+  void append(SequenceId sequence, const KvView& k, const KvView& v);
+  void extend(SequenceId sequence, std::int64_t tokens);
+  void write(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v);
+
+  std::vector<TokenRange> carried(SequenceId sequence, std::int64_t first, std::int64_t count) const;
+  std::int64_t carried_tokens(SequenceId sequence) const;
+  std::size_t allocated_bytes() const { return pool_->used_bytes(); }
+
+  // For the kernels. `pages` of the views are those the arrays hold, in use or not.
+  KvBatch batch(int layer, std::span<const SequenceId> sequences) const;
+  // Requires that this rank carries the chunk. Not to be written to: a fork may share it.
+  ChunkMemory chunk(int layer, SequenceId sequence, std::int64_t chunk) const;
+
+  // Keeps the memory of all chunks alive while messages that are given up may still read it.
+  std::shared_ptr<const void> memory() const { return pool_; }
+
+  // Collective. Bring the leaves to where the new shares want them (kv_rebalance.cc). LostRanks leaves every leaf whole
+  // with the rank that had it or with the one it was going to, so that adopt() can go on from there.
+  void rebalance(plan::Shares shares);
+  std::vector<TokenRange> adopt(std::shared_ptr<Communicator> survivors, plan::Shares shares);
+
+  // Leaf by leaf, for moving and for files.
+  // Every chunk of a leaf, by sequence, then by chunk: the same on every rank but for the pages.
+  std::vector<LeafChunk> leaf_chunks(int leaf) const;
+  // Of chunks as leaf_chunks gave them: the page of the pool behind each number.
+  std::vector<std::int32_t> pool_pages(std::span<const LeafChunk> chunks) const;
+  // Whether this rank has the content of every chunk of the leaf; so it has where there is none.
+  bool holds(int leaf) const;
+  // Gives the chunks these pages of the pool, one per number, and takes those over. Requires that they have none.
+  void place(std::span<const LeafChunk> chunks, std::span<const std::int32_t> pages);
+  void release_leaf(int leaf);
+  // A sequence as a file describes it: no chunk has a page yet. Requires ids in ascending order.
+  void restore(SequenceId sequence, std::int64_t length);
+  void restore_next(SequenceId next) { next_ = next; }
+  KvPool& pool() { return *pool_; }
+  const KvPool& pool() const { return *pool_; }
+
+ private:
+  struct Sequence {
+    std::int64_t length = 0;
+    std::vector<std::int32_t> pages;  // [chunks] of the pool, -1 where another rank carries it
+  };
+
+  const Sequence& find(SequenceId sequence) const;
+  Sequence& find(SequenceId sequence);
+  std::int64_t chunk_count(std::int64_t tokens) const;
+  std::int64_t chunk_use(const Sequence& sequence, std::int64_t chunk) const;
+  bool carries(std::int64_t chunk) const;
+  void check_layer(int layer) const;
+  void check_write(const KvView& k, const KvView& v) const;
+  void cut(Sequence& sequence, std::int64_t chunks) noexcept;
+  void cut_to_common(Communicator& communicator);
+  std::vector<TokenRange> redistribute(Communicator& communicator, plan::Shares shares, bool all_must_be_there);
+  std::vector<TokenRange> make_room_for(std::span<const int> leaves);
+
+  std::shared_ptr<Communicator> communicator_;
+  KvCacheConfig config_;
+  plan::Shares shares_;
+  std::shared_ptr<KvPool> pool_;
+  std::map<SequenceId, Sequence> sequences_;
+  SequenceId next_ = 0;
+};
 
 }  // namespace treeattn::parallel

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "treeattn/error.h"
+
+namespace treeattn::base {
+namespace {
+
+[[noreturn]] void throw_errno(const std::filesystem::path& path, std::string_view what) {
+  throw_bad_file(path, fmt::format("cannot {}: {}", what, std::generic_category().message(errno)));
+}
+
+}  // namespace
+
+void throw_bad_file(const std::filesystem::path& path, std::string_view reason) {
+  throw BadFile(fmt::format("{}: {}", path.string(), reason));
+}
+
+File::File(const std::filesystem::path& path, int flags)
+    : path_(path), descriptor_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
+
+File File::open(const std::filesystem::path& path) {
+  File file(path, O_RDONLY);
+  if (file.descriptor_ < 0) throw_errno(path, "open");
+  struct stat status {};
+  if (::fstat(file.descriptor_, &status) != 0) throw_errno(path, "look at");
+  if (!S_ISREG(status.st_mode)) throw_bad_file(path, "not a file; accepted: a regular file");
+  return file;
+}
+
+File File::create(const std::filesystem::path& path) {
+  File file(path, O_WRONLY | O_CREAT | O_TRUNC);
+  if (file.descriptor_ < 0) throw_errno(path, "create");
+  return file;
+}
+
+File::~File() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+File::File(File&& other) noexcept : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+std::uint64_t File::size() const {
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0) throw_errno(path_, "look at");
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+void File::read(std::span<std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t got = ::read(descriptor_, bytes.data(), bytes.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_errno(path_, "read");
+    if (got == 0) throw_bad_file(path_, fmt::format("ends {} bytes too early", bytes.size()));
+    bytes = bytes.subspan(static_cast<std::size_t>(got));
+  }
+}
+
+void File::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::write(descriptor_, bytes.data(), bytes.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) throw_errno(path_, "write");
+    bytes = bytes.subspan(static_cast<std::size_t>(put));
+  }
+}
+
+void File::finish() {
+  if (::fsync(descriptor_) != 0) throw_errno(path_, "write to the disk");
+  if (::close(std::exchange(descriptor_, -1)) != 0) throw_errno(path_, "close");
+}
+
+void sync_directory(const std::filesystem::path& directory) {
+  const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) throw_errno(directory, "open");
+  const int status = ::fsync(descriptor);
+  const int error = errno;
+  ::close(descriptor);
+  errno = error;
+  // Some file systems have no such thing as syncing a directory.
+  if (status != 0 && error != EINVAL && error != ENOTSUP) throw_errno(directory, "write to the disk");
+}
+
+}  // namespace treeattn::base

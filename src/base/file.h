@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole reads and writes of a file. Every failure is a BadFile that names the file and the system's reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string_view>
+
+namespace treeattn::base {
+
+[[noreturn]] void throw_bad_file(const std::filesystem::path& path, std::string_view reason);
+
+// Movable, closed at the end.
+class File {
+ public:
+  static File open(const std::filesystem::path& path);    // to read
+  static File create(const std::filesystem::path& path);  // to write; empties one that is there
+  ~File();
+  File(File&& other) noexcept;
+  File& operator=(File&&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::uint64_t size() const;
+  // The next bytes. read throws when the file ends before them.
+  void read(std::span<std::byte> bytes);
+  void write(std::span<const std::byte> bytes);
+  // To the disk; then closed, so that a late error of the file system is not lost.
+  void finish();
+
+ private:
+  File(const std::filesystem::path& path, int flags);
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+};
+
+// Makes the names in a directory durable.
+void sync_directory(const std::filesystem::path& directory);
+
+}  // namespace treeattn::base

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/kv_files.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/checksum.h"
+#include "base/file.h"
+#include "parallel/agree.h"
+#include "parallel/kv_format.h"
+#include "plan/tree_order.h"
+#include "treeattn/error.h"
+
+namespace treeattn::parallel {
+namespace {
+
+namespace fs = std::filesystem;
+using base::File;
+
+constexpr const char* kManifestName = "cache.manifest";
+constexpr const char* kManifestDraft = "cache.manifest.tmp";
+
+std::string branch_name(int branch, std::uint64_t generation) {
+  return fmt::format("branch-{:05}.{:016x}.kv", branch, generation);
+}
+
+fs::path branch_file(const fs::path& directory, int branch, std::uint64_t generation) {
+  return directory / branch_name(branch, generation);
+}
+
+std::uint64_t new_generation() {
+  std::random_device device;
+  return (static_cast<std::uint64_t>(device()) << 32) | device();
+}
+
+// Leftovers cost only room, so failures are of no interest.
+void remove_other_generations(const fs::path& directory, std::uint64_t generation) {
+  const std::string ours = branch_name(0, generation);
+  std::error_code ignored;
+  for (fs::directory_iterator entry(directory, ignored), end; entry != end; entry.increment(ignored)) {
+    const std::string name = entry->path().filename().string();
+    const bool is_branch = name.size() == ours.size() && name.starts_with("branch-") && name.ends_with(".kv");
+    if (is_branch && name.substr(name.find('.')) != ours.substr(ours.find('.'))) fs::remove(entry->path(), ignored);
+  }
+}
+
+// The bytes of each layer of each page of a branch, one after the other, and a running checksum over them.
+class PageStream {
+ public:
+  PageStream(File& file, const KvPool& pool, std::uint32_t checksum) : file_(file), pool_(pool), checksum_(checksum) {}
+
+  void write(std::int32_t page, std::int64_t tokens) {
+    std::vector<std::byte>& bytes = sized(tokens);
+    for (int layer = 0; layer < pool_.layers(); ++layer) {
+      pool_.pack(layer, page, tokens, bytes.data());
+      checksum_ = base::crc32c(bytes, checksum_);
+      file_.write(bytes);
+    }
+    file_.write(std::as_bytes(std::span(&checksum_, 1)));
+  }
+
+  void read(KvPool& pool, std::int32_t page, std::int64_t tokens) {
+    std::vector<std::byte>& bytes = sized(tokens);
+    for (int layer = 0; layer < pool.layers(); ++layer) {
+      file_.read(bytes);
+      checksum_ = base::crc32c(bytes, checksum_);
+      pool.unpack(layer, page, tokens, bytes.data());
+    }
+    std::uint32_t stored = 0;
+    file_.read(std::as_writable_bytes(std::span(&stored, 1)));
+    if (stored != checksum_) {
+      base::throw_bad_file(file_.path(), fmt::format("damaged: checksum {:08x}, should be {:08x}", checksum_, stored));
+    }
+  }
+
+  // Of one page in the file.
+  static std::uint64_t bytes(const KvPool& pool, std::int64_t tokens) {
+    return static_cast<std::uint64_t>(pool.layers()) * pool.token_bytes().all() * static_cast<std::uint64_t>(tokens) +
+           kChecksumBytes;
+  }
+
+ private:
+  std::vector<std::byte>& sized(std::int64_t tokens) {
+    buffer_.resize(pool_.token_bytes().all() * static_cast<std::size_t>(tokens));
+    return buffer_;
+  }
+
+  File& file_;
+  const KvPool& pool_;
+  std::uint32_t checksum_;
+  std::vector<std::byte> buffer_;
+};
+
+void write_branch(const KvStore& store, const fs::path& directory, std::uint64_t generation, int leaf) {
+  const std::vector<LeafChunk> chunks = store.leaf_chunks(leaf);
+  if (chunks.empty()) return;
+  const int branch = plan::branch_of_leaf(store.config().order, leaf);
+  const std::vector<std::int64_t> tokens = tokens_of_pages(chunks);
+  const std::vector<std::int32_t> pages = store.pool_pages(chunks);
+  const std::vector<std::byte> header = encode(BranchHeader{generation, branch, chunks});
+  File file = File::create(branch_file(directory, branch, generation));
+  file.write(header);
+  PageStream stream(file, store.pool(), last_checksum(header));
+  for (std::size_t i = 0; i < pages.size(); ++i) stream.write(pages[i], tokens[i]);
+  file.finish();
+}
+
+// Reads a branch into chunks that have no pages yet.
+void read_branch(KvStore& store, const fs::path& directory, std::uint64_t generation, int leaf) {
+  std::vector<LeafChunk> chunks = store.leaf_chunks(leaf);
+  if (chunks.empty()) return;
+  const int branch = plan::branch_of_leaf(store.config().order, leaf);
+  File file = File::open(branch_file(directory, branch, generation));
+  std::vector<std::byte> bytes(branch_header_bytes(chunks.size()));
+  file.read(bytes);
+  BranchHeader header;
+  try {
+    header = parse_branch_header(bytes);
+  } catch (const BadFile& error) {
+    base::throw_bad_file(file.path(), error.what());
+  }
+  const std::vector<std::int64_t> tokens = tokens_of_pages(header.chunks);
+  for (std::size_t i = 0; i < chunks.size(); ++i) chunks[i].page = header.chunks[i].page;
+  if (header != BranchHeader{generation, branch, chunks}) {
+    base::throw_bad_file(file.path(), "belongs to another save or branch than its name and the manifest say");
+  }
+  std::uint64_t expected = bytes.size();
+  for (const std::int64_t count : tokens) expected += PageStream::bytes(store.pool(), count);
+  if (file.size() != expected) {
+    base::throw_bad_file(file.path(), fmt::format("has {} bytes; accepted: {}", file.size(), expected));
+  }
+  std::vector<std::int32_t> pages;
+  for (std::size_t i = 0; i < tokens.size(); ++i) pages.push_back(store.pool().take());
+  store.place(chunks, pages);
+  PageStream stream(file, store.pool(), last_checksum(bytes));
+  for (std::size_t i = 0; i < pages.size(); ++i) stream.read(store.pool(), pages[i], tokens[i]);
+}
+
+std::vector<std::byte> read_manifest(const fs::path& path) {
+  File file = File::open(path);
+  std::vector<std::byte> bytes(file.size());
+  file.read(bytes);
+  return bytes;
+}
+
+Manifest parsed_manifest(const fs::path& path, std::span<const std::byte> bytes) {
+  try {
+    return parse_manifest(bytes);
+  } catch (const BadFile& error) {
+    base::throw_bad_file(path, error.what());
+  }
+}
+
+// Before tables are made as long as the manifest says: are there files that have so many chunks?
+void check_branch_sizes(const Manifest& manifest, const fs::path& directory, std::span<const int> leaves) {
+  const ReductionOrder& order = manifest.config.order;
+  for (const int leaf : leaves) {
+    std::uint64_t chunks = 0;  // at most 2^54 a sequence
+    bool overflow = false;
+    for (const SequenceRecord& sequence : manifest.sequences) {
+      if (sequence.length == 0) continue;
+      const std::int64_t last = plan::chunk_of(order, sequence.length - 1);
+      overflow |= __builtin_add_overflow(chunks, plan::chunks_of_leaf(order, leaf, 0, last), &chunks);
+    }
+    if (chunks == 0) continue;
+    const fs::path path = branch_file(directory, plan::branch_of_leaf(order, leaf), manifest.generation);
+    const std::uint64_t size = File::open(path).size();
+    if (overflow || chunks > size || branch_header_bytes(chunks) > size) {
+      base::throw_bad_file(path, fmt::format("has {} bytes, too few for {} chunks", size, chunks));
+    }
+  }
+}
+
+}  // namespace
+
+void save(const KvStore& store, const fs::path& directory) {
+  Communicator& communicator = *store.communicator();
+  const bool first = communicator.rank() == 0;
+  Manifest manifest = describe(store);
+  require_same(communicator, digest(manifest), "sequences");
+
+  manifest.generation = new_generation();
+  communicator.broadcast(std::as_writable_bytes(std::span(&manifest.generation, 1)), 0);
+  throw_if_any_failed(communicator, failure_of([&] {
+                        std::error_code error;
+                        if (first) fs::create_directories(directory, error);
+                        if (error) base::throw_bad_file(directory, "cannot create: " + error.message());
+                      }));
+
+  const std::vector<int> leaves = store.shares().leaves_of(communicator.rank());
+  try {
+    throw_if_any_failed(communicator, failure_of([&] {
+                          for (const int leaf : leaves) write_branch(store, directory, manifest.generation, leaf);
+                          base::sync_directory(directory);
+                        }));
+    throw_if_any_failed(communicator, failure_of([&] {
+                          if (!first) return;
+                          File draft = File::create(directory / kManifestDraft);
+                          draft.write(encode(manifest));
+                          draft.finish();
+                          std::error_code error;
+                          fs::rename(directory / kManifestDraft, directory / kManifestName, error);
+                          if (error)
+                            base::throw_bad_file(directory / kManifestName, "cannot rename: " + error.message());
+                        }));
+  } catch (const BadFile&) {
+    std::error_code ignored;
+    for (const int leaf : leaves) {
+      const int branch = plan::branch_of_leaf(store.config().order, leaf);
+      fs::remove(branch_file(directory, branch, manifest.generation), ignored);
+    }
+    throw;
+  }
+  // Not before the new manifest would survive a power cut.
+  if (first && failure_of([&] { base::sync_directory(directory); }).empty()) {
+    remove_other_generations(directory, manifest.generation);
+  }
+}
+
+std::unique_ptr<KvStore> load(std::shared_ptr<Communicator> communicator, const fs::path& directory,
+                              std::span<const double> weights) {
+  const bool first = communicator->rank() == 0;
+  const fs::path path = directory / kManifestName;
+  std::vector<std::byte> bytes;
+  throw_if_any_failed(*communicator, failure_of([&] {
+    if (!first) return;
+    bytes = read_manifest(path);
+    parsed_manifest(path, bytes);
+  }));
+  // One rank reads it: a save at the same time could give the others another one.
+  std::uint64_t size = bytes.size();
+  communicator->broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+  bytes.resize(size);
+  communicator->broadcast(bytes, 0);
+  const Manifest manifest = parsed_manifest(path, bytes);
+
+  plan::Shares shares = make_shares(*communicator, manifest.config, weights);
+  require_same(*communicator, base::crc32c(std::as_bytes(std::span(shares.rank_of_leaf()))), "weights");
+  const std::vector<int> leaves = shares.leaves_of(communicator->rank());
+  throw_if_any_failed(*communicator, failure_of([&] { check_branch_sizes(manifest, directory, leaves); }));
+  std::unique_ptr<KvStore> store;
+  throw_if_any_failed(*communicator, failure_of([&] {
+    store = std::make_unique<KvStore>(communicator, manifest.config, std::move(shares));
+    for (const auto& [id, length] : manifest.sequences) store->restore(id, length);
+    store->restore_next(manifest.next_sequence);
+    for (const int leaf : leaves) read_branch(*store, directory, manifest.generation, leaf);
+  }));
+  return store;
+}
+
+}  // namespace treeattn::parallel

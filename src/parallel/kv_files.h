@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// A KV cache on disk. In one directory, which every rank must see:
+//
+//   cache.manifest                          what is in the cache and which save this is; renamed into place last
+//   branch-00042.<generation, 16 hex>.kv    the chunks of one branch (by the branch's number, not its leaf); branches
+//                                           without chunks have no file
+//
+// A save writes files of a new generation beside those of the last one, then the manifest that names it, and only then
+// removes what other generations left. So whatever interrupts it, the manifest's files are whole.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <span>
+
+#include "parallel/kv_store.h"
+
+namespace treeattn::parallel {
+
+// Both collective; KvCache documents them.
+void save(const KvStore& store, const std::filesystem::path& directory);
+std::unique_ptr<KvStore> load(std::shared_ptr<Communicator> communicator, const std::filesystem::path& directory,
+                              std::span<const double> weights);
+
+}  // namespace treeattn::parallel

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// Leaves on the move: who has which, who should, and the pages in between.
+//
+// The truth is in the page tables, not in the shares: a rebalance that a lost rank cut off has moved some leaves and
+// not others. So the ranks first tell each other what they hold, and then work through one list of moves that all of
+// them can derive.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <utility>
+
+#include "base/buffer.h"
+#include "base/check.h"
+#include "base/checksum.h"
+#include "parallel/agree.h"
+#include "parallel/kv_format.h"
+#include "parallel/kv_store.h"
+#include "plan/tree_order.h"
+
+namespace treeattn::parallel {
+namespace {
+
+constexpr int kNobody = -1;
+// Bytes of messages under way to or from one rank.
+constexpr std::size_t kWindow = std::size_t{64} << 20;
+
+struct Move {
+  int leaf = 0;
+  int from = 0;
+  int to = 0;
+};
+
+// Every rank goes through the moves in this order, so the first that is not done has both its ranks waiting for it:
+// no deadlock. Pairs of ranks take turns leaf by leaf, so that none waits for the whole traffic of another.
+std::vector<Move> ordered_moves(std::span<const int> holders, const plan::Shares& shares) {
+  std::map<std::pair<int, int>, int> moves_of_pair;
+  std::vector<std::pair<int, Move>> turns;
+  for (int leaf = 0; leaf < shares.branches(); ++leaf) {
+    const int from = holders[static_cast<std::size_t>(leaf)];
+    const int to = shares.rank_of(leaf);
+    if (from == kNobody || from == to) continue;
+    turns.push_back({moves_of_pair[{from, to}]++, {leaf, from, to}});
+  }
+  std::ranges::stable_sort(turns, {}, &std::pair<int, Move>::first);
+  std::vector<Move> moves;
+  for (const auto& turn : turns) moves.push_back(turn.second);
+  return moves;
+}
+
+// A rank that holds each leaf, kNobody where none does. Collective.
+std::vector<int> find_holders(Communicator& communicator, const KvStore& store, const plan::Shares& shares) {
+  const auto branches = static_cast<std::size_t>(shares.branches());
+  std::vector<std::byte> mine((branches + 7) / 8);
+  for (std::size_t leaf = 0; leaf < branches; ++leaf) {
+    if (store.holds(static_cast<int>(leaf))) mine[leaf / 8] |= std::byte{1} << (leaf % 8);
+  }
+  const auto ranks = static_cast<std::size_t>(communicator.size());
+  std::vector<std::byte> all(ranks * mine.size());
+  communicator.allgather(mine, all);
+  const auto holds = [&](int rank, std::size_t leaf) {
+    const std::byte bits = all[static_cast<std::size_t>(rank) * mine.size() + leaf / 8];
+    return (bits >> (leaf % 8) & std::byte{1}) != std::byte{0};
+  };
+  std::vector<int> holders(branches, kNobody);
+  for (std::size_t leaf = 0; leaf < branches; ++leaf) {
+    const int wanted = shares.rank_of(static_cast<int>(leaf));
+    for (int rank = communicator.size() - 1; rank >= 0; --rank) {
+      if (holds(rank, leaf)) holders[leaf] = rank;
+    }
+    if (holds(wanted, leaf)) holders[leaf] = wanted;
+  }
+  return holders;
+}
+
+// The layers of the pages of one leaf as messages, in order, at most kWindow bytes of them under way.
+class Window {
+ public:
+  explicit Window(Communicator& communicator) : communicator_(communicator) {}
+
+  bool empty() const { return messages_.empty(); }
+  bool has_room(std::size_t bytes) const { return messages_.empty() || bytes_ + bytes <= kWindow; }
+  void send(int to, std::shared_ptr<base::Buffer> data) {
+    const std::span<const std::byte> bytes(data->as<std::byte>(), data->bytes());
+    add(communicator_.send(to, bytes, data), data);
+  }
+  void receive(int from, std::size_t bytes) {
+    const auto data = std::make_shared<base::Buffer>(bytes);
+    add(communicator_.receive(from, {data->as<std::byte>(), bytes}, data), data);
+  }
+  // Waits for the oldest and hands out its bytes.
+  std::shared_ptr<base::Buffer> take() {
+    communicator_.wait(messages_.front().request);
+    std::shared_ptr<base::Buffer> data = std::move(messages_.front().data);
+    bytes_ -= data->bytes();
+    messages_.pop_front();
+    return data;
+  }
+
+ private:
+  struct Message {
+    Request request;
+    std::shared_ptr<base::Buffer> data;
+  };
+  void add(Request request, std::shared_ptr<base::Buffer> data) {
+    bytes_ += data->bytes();
+    messages_.push_back({std::move(request), std::move(data)});
+  }
+
+  Communicator& communicator_;
+  std::deque<Message> messages_;
+  std::size_t bytes_ = 0;
+};
+
+// Message i of a leaf: one layer of one page.
+struct Layout {
+  const KvPool& pool;
+  std::vector<std::int64_t> tokens;  // [pages]
+
+  std::size_t messages() const { return tokens.size() * static_cast<std::size_t>(pool.layers()); }
+  std::size_t page(std::size_t message) const { return message / static_cast<std::size_t>(pool.layers()); }
+  int layer(std::size_t message) const { return static_cast<int>(message % static_cast<std::size_t>(pool.layers())); }
+  std::size_t bytes(std::size_t message) const {
+    return static_cast<std::size_t>(tokens[page(message)]) * pool.token_bytes().all();
+  }
+};
+
+void send_leaf(Communicator& communicator, KvStore& store, int leaf, int to) {
+  const std::vector<LeafChunk> chunks = store.leaf_chunks(leaf);
+  const std::vector<std::int32_t> pages = store.pool_pages(chunks);
+  const auto numbers = std::make_shared<std::vector<std::int32_t>>();
+  for (const LeafChunk& chunk : chunks) numbers->push_back(chunk.page);
+  Request head = communicator.send(to, std::as_bytes(std::span(*numbers)), numbers);
+
+  const Layout layout{store.pool(), tokens_of_pages(chunks)};
+  Window window(communicator);
+  for (std::size_t i = 0; i < layout.messages(); ++i) {
+    while (!window.has_room(layout.bytes(i))) window.take();
+    const auto data = std::make_shared<base::Buffer>(layout.bytes(i));
+    store.pool().pack(layout.layer(i), pages[layout.page(i)], layout.tokens[layout.page(i)], data->as<std::byte>());
+    window.send(to, data);
+  }
+  while (!window.empty()) window.take();
+  communicator.wait(head);
+  // What has left here may never arrive. Only when the other side has it may we forget it.
+  const auto receipt = std::make_shared<std::byte>();
+  Request arrived = communicator.receive(to, {receipt.get(), 1}, receipt);
+  communicator.wait(arrived);
+  store.release_leaf(leaf);
+}
+
+// Pages that go back to the pool unless they are placed.
+class TakenPages {
+ public:
+  TakenPages(KvPool& pool, std::size_t count) : pool_(pool) {
+    pages_.reserve(count);
+    try {
+      while (pages_.size() < count) pages_.push_back(pool_.take());
+    } catch (...) {
+      give_back();
+      throw;
+    }
+  }
+  ~TakenPages() { give_back(); }
+  TakenPages(const TakenPages&) = delete;
+  TakenPages& operator=(const TakenPages&) = delete;
+
+  std::span<const std::int32_t> pages() const { return pages_; }
+  void placed() { pages_.clear(); }
+
+ private:
+  void give_back() {
+    for (const std::int32_t page : pages_) pool_.release(page);
+    pages_.clear();
+  }
+
+  KvPool& pool_;
+  std::vector<std::int32_t> pages_;
+};
+
+void receive_leaf(Communicator& communicator, KvStore& store, int leaf, int from) {
+  std::vector<LeafChunk> chunks = store.leaf_chunks(leaf);
+  const auto numbers = std::make_shared<std::vector<std::int32_t>>(chunks.size());
+  Request head = communicator.receive(from, std::as_writable_bytes(std::span(*numbers)), numbers);
+  communicator.wait(head);
+  for (std::size_t i = 0; i < chunks.size(); ++i) chunks[i].page = (*numbers)[i];
+
+  const Layout layout{store.pool(), tokens_of_pages(chunks)};
+  TakenPages taken(store.pool(), layout.tokens.size());
+  Window window(communicator);
+  for (std::size_t i = 0, posted = 0; i < layout.messages(); ++i) {
+    while (posted < layout.messages() && window.has_room(layout.bytes(posted))) {
+      window.receive(from, layout.bytes(posted++));
+    }
+    const std::size_t page = layout.page(i);
+    store.pool().unpack(layout.layer(i), taken.pages()[page], layout.tokens[page], window.take()->as<std::byte>());
+  }
+  store.place(chunks, taken.pages());
+  taken.placed();
+  const auto receipt = std::make_shared<std::byte>();
+  Request arrived = communicator.send(from, {receipt.get(), 1}, receipt);
+  communicator.wait(arrived);
+}
+
+}  // namespace
+
+std::vector<TokenRange> KvStore::redistribute(Communicator& communicator, plan::Shares shares, bool all_must_be_there) {
+  require_same(communicator, base::crc32c(std::as_bytes(std::span(shares.rank_of_leaf())), digest(describe(*this))),
+               "sequences or weights");
+  const std::vector<int> holders = find_holders(communicator, *this, shares);
+  const auto lost = std::ranges::count(holders, kNobody);
+  if (all_must_be_there && lost > 0) {
+    throw Error(
+        fmt::format("no rank has the content of {} branches; accepted: adopt(), which says what to write", lost));
+  }
+  const int rank = communicator.rank();
+  for (const Move& move : ordered_moves(holders, shares)) {
+    if (move.from == rank) send_leaf(communicator, *this, move.leaf, move.to);
+    if (move.to == rank) receive_leaf(communicator, *this, move.leaf, move.from);
+  }
+  shares_ = std::move(shares);
+  std::vector<int> missing;
+  for (int leaf = 0; leaf < shares_.branches(); ++leaf) {
+    if (shares_.rank_of(leaf) != rank) {
+      release_leaf(leaf);  // parts of a leaf, or a second copy, that an earlier failure left here
+    } else if (holders[static_cast<std::size_t>(leaf)] == kNobody) {
+      missing.push_back(leaf);
+    }
+  }
+  return make_room_for(missing);
+}
+
+// Zeroed pages for leaves nobody has.
+std::vector<TokenRange> KvStore::make_room_for(std::span<const int> leaves) {
+  std::vector<LeafChunk> chunks;
+  for (const int leaf : leaves) {
+    release_leaf(leaf);
+    for (const LeafChunk& chunk : leaf_chunks(leaf)) chunks.push_back(chunk);
+  }
+  std::ranges::sort(chunks, {}, [](const LeafChunk& chunk) { return std::pair(chunk.sequence, chunk.chunk); });
+  TakenPages taken(*pool_, chunks.size());
+  std::vector<TokenRange> ranges;
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    chunks[i].page = static_cast<std::int32_t>(i);
+    pool_->fill_zero(taken.pages()[i]);
+    append_range(ranges, chunks[i].sequence, chunks[i].chunk * config_.order.chunk_tokens, chunks[i].tokens);
+  }
+  place(chunks, taken.pages());
+  taken.placed();
+  return ranges;
+}
+
+void KvStore::rebalance(plan::Shares shares) { redistribute(*communicator_, std::move(shares), true); }
+
+// A loss can reach one rank while it reduces and another when it has begun the next step: they are at most some calls
+// apart, and what all of them have is common ground.
+void KvStore::cut_to_common(Communicator& communicator) {
+  const auto least_of_all = [&](std::span<std::int64_t> values) {
+    communicator.allreduce(std::as_writable_bytes(values), sizeof(std::int64_t),
+                           [](std::byte* lower, const std::byte* higher, std::size_t count) {
+                             auto* least = reinterpret_cast<std::int64_t*>(lower);
+                             const auto* other = reinterpret_cast<const std::int64_t*>(higher);
+                             for (std::size_t i = 0; i < count; ++i) least[i] = std::min(least[i], other[i]);
+                           });
+  };
+  constexpr std::int64_t kDropped = -1;
+  least_of_all({&next_, 1});
+  std::vector<std::int64_t> lengths(static_cast<std::size_t>(next_), kDropped);
+  for (const SequenceId id : sequences()) {
+    if (id < next_) lengths[static_cast<std::size_t>(id)] = length(id);
+  }
+  least_of_all(lengths);
+  for (const SequenceId id : sequences()) {
+    const std::int64_t common = id < next_ ? lengths[static_cast<std::size_t>(id)] : kDropped;
+    common == kDropped ? drop(id) : truncate(id, common);
+  }
+}
+
+std::vector<TokenRange> KvStore::adopt(std::shared_ptr<Communicator> survivors, plan::Shares shares) {
+  // The numbering of the ranks changes with the shares: from here on the old communicator is of no use.
+  communicator_ = std::move(survivors);
+  cut_to_common(*communicator_);
+  return redistribute(*communicator_, std::move(shares), false);
+}
+
+}  // namespace treeattn::parallel

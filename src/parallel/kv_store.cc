@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/kv_store.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <unordered_map>
+#include <utility>
+
+#include "base/check.h"
+#include "parallel/kv_rows.h"
+#include "plan/tree_order.h"
+
+namespace treeattn::parallel {
+namespace {
+
+using base::require;
+
+constexpr std::int32_t kNoPage = -1;
+
+const KvCacheConfig& checked(const KvCacheConfig& config) {
+  check_config(config);
+  return config;
+}
+
+}  // namespace
+
+void append_range(std::vector<TokenRange>& ranges, SequenceId sequence, std::int64_t first, std::int64_t count) {
+  const bool touches =
+      !ranges.empty() && ranges.back().sequence == sequence && ranges.back().first + ranges.back().count == first;
+  if (touches) {
+    ranges.back().count += count;
+  } else {
+    ranges.push_back({sequence, first, count});
+  }
+}
+
+void check_config(const KvCacheConfig& config) {
+  constexpr int kMaxLayers = 1 << 16;
+  constexpr std::int64_t kMaxHeads = std::int64_t{1} << 20;
+  const auto require_dim = [](const char* name, std::int64_t dim) {
+    require(dim >= 16 && dim <= 256 && dim % 8 == 0, "{} = {}; accepted: 16 to 256 in steps of 8", name, dim);
+  };
+  require(config.layers >= 1 && config.layers <= kMaxLayers, "layers = {}; accepted: 1 to {}", config.layers,
+          kMaxLayers);
+  require(config.kv_heads >= 1 && config.kv_heads <= kMaxHeads, "kv_heads = {}; accepted: 1 to {}", config.kv_heads,
+          kMaxHeads);
+  require_dim("k_dim", config.k_dim);
+  require_dim("v_dim", config.v_dim);
+  plan::check_order(config.order);
+  // So that no chunk number overflows.
+  const std::int64_t most = (KvStore::kMaxTokens << 2) / config.order.branches;
+  require(config.order.branch_tokens <= most, "branch_tokens = {} with {} branches; accepted: at most {}",
+          config.order.branch_tokens, config.order.branches, most);
+}
+
+TokenBytes token_bytes(const KvCacheConfig& config) {
+  const auto heads = static_cast<std::size_t>(config.kv_heads);
+  const auto rows = [&](std::int64_t dim, DType type) {
+    return heads * static_cast<std::size_t>(dim) * dtype_size(type);
+  };
+  const auto scales = [&](DType type) { return has_scales(type) ? heads * sizeof(float) : 0; };
+  return {rows(config.k_dim, config.k_type), rows(config.v_dim, config.v_type), scales(config.k_type),
+          scales(config.v_type)};
+}
+
+plan::Shares make_shares(const Communicator& communicator, const KvCacheConfig& config,
+                         std::span<const double> weights) {
+  check_config(config);
+  std::vector<int> node_of_rank(static_cast<std::size_t>(communicator.size()));
+  for (int rank = 0; rank < communicator.size(); ++rank) {
+    node_of_rank[static_cast<std::size_t>(rank)] = communicator.node_of(rank);
+  }
+  return plan::Shares::weighted(config.order.branches, plan::ranks_by_node(node_of_rank), weights);
+}
+
+std::vector<std::int64_t> tokens_of_pages(std::span<const LeafChunk> chunks) {
+  std::vector<std::int64_t> tokens;
+  std::vector<std::int64_t> chunk_of_page;
+  for (const LeafChunk& chunk : chunks) {
+    const auto page = static_cast<std::size_t>(chunk.page);
+    if (chunk.page < 0 || page > tokens.size() || (page < tokens.size() && chunk_of_page[page] != chunk.chunk)) {
+      throw Error(
+          fmt::format("chunk {} of sequence {} has page {}; accepted: a page of the same chunk, or the next, {}",
+                      chunk.chunk, chunk.sequence, chunk.page, tokens.size()));
+    }
+    if (page == tokens.size()) {
+      tokens.push_back(0);
+      chunk_of_page.push_back(chunk.chunk);
+    }
+    tokens[page] = std::max(tokens[page], chunk.tokens);
+  }
+  return tokens;
+}
+
+KvStore::KvStore(std::shared_ptr<Communicator> communicator, const KvCacheConfig& config, plan::Shares shares)
+    : communicator_(std::move(communicator)),
+      config_(checked(config)),
+      shares_(std::move(shares)),
+      pool_(std::make_shared<KvPool>(config.layers, parallel::token_bytes(config), config.order.chunk_tokens)) {
+  require(communicator_ != nullptr, "communicator = null; accepted: a group of ranks");
+  require(shares_.ranks() == communicator_->size() && shares_.branches() == config_.order.branches,
+          "shares of {} leaves over {} ranks; accepted: {} over {}", shares_.branches(), shares_.ranks(),
+          config_.order.branches, communicator_->size());
+}
+
+const KvStore::Sequence& KvStore::find(SequenceId sequence) const {
+  const auto found = sequences_.find(sequence);
+  require(found != sequences_.end(), "sequence = {}; accepted: one of the {} that were added and not dropped", sequence,
+          sequences_.size());
+  return found->second;
+}
+
+KvStore::Sequence& KvStore::find(SequenceId sequence) {
+  return const_cast<Sequence&>(std::as_const(*this).find(sequence));
+}
+
+std::int64_t KvStore::chunk_count(std::int64_t tokens) const {
+  const std::int64_t chunk_tokens = config_.order.chunk_tokens;
+  return tokens / chunk_tokens + (tokens % chunk_tokens != 0 ? 1 : 0);
+}
+
+std::int64_t KvStore::chunk_use(const Sequence& sequence, std::int64_t chunk) const {
+  const std::int64_t chunk_tokens = config_.order.chunk_tokens;
+  return std::min(chunk_tokens, sequence.length - chunk * chunk_tokens);
+}
+
+bool KvStore::carries(std::int64_t chunk) const {
+  return shares_.rank_of(plan::leaf_of_chunk(config_.order, chunk)) == communicator_->rank();
+}
+
+void KvStore::check_layer(int layer) const {
+  require(layer >= 0 && layer < config_.layers, "layer = {}; accepted: 0 to {}", layer, config_.layers - 1);
+}
+
+SequenceId KvStore::add_sequence() {
+  sequences_.try_emplace(next_);
+  return next_++;
+}
+
+SequenceId KvStore::fork(SequenceId sequence) {
+  const Sequence& copy = sequences_.emplace(next_, find(sequence)).first->second;
+  for (const std::int32_t page : copy.pages) {
+    if (page != kNoPage) pool_->share(page);
+  }
+  return next_++;
+}
+
+void KvStore::cut(Sequence& sequence, std::int64_t chunks) noexcept {
+  for (auto c = static_cast<std::size_t>(chunks); c < sequence.pages.size(); ++c) {
+    if (sequence.pages[c] != kNoPage) pool_->release(sequence.pages[c]);
+  }
+  sequence.pages.resize(static_cast<std::size_t>(chunks));
+  pool_->trim();
+}
+
+void KvStore::truncate(SequenceId sequence, std::int64_t length) {
+  Sequence& found = find(sequence);
+  require(length >= 0 && length <= found.length, "length = {}; accepted: 0 to the current one, {}", length,
+          found.length);
+  cut(found, chunk_count(length));
+  found.length = length;
+}
+
+void KvStore::drop(SequenceId sequence) {
+  cut(find(sequence), 0);
+  sequences_.erase(sequence);
+}
+
+std::vector<SequenceId> KvStore::sequences() const {
+  std::vector<SequenceId> ids;
+  for (const auto& [id, sequence] : sequences_) ids.push_back(id);
+  return ids;
+}
+
+void KvStore::extend(SequenceId sequence, std::int64_t tokens) {
+  Sequence& found = find(sequence);
+  require(tokens >= 0 && tokens <= kMaxTokens - found.length, "tokens = {} after {}; accepted: 0 or more, 2^60 in all",
+          tokens, found.length);
+  const std::size_t before = found.pages.size();
+  const auto after = static_cast<std::size_t>(chunk_count(found.length + tokens));
+  found.pages.resize(after, kNoPage);
+  try {
+    for (std::size_t c = before; c < after; ++c) {
+      if (carries(static_cast<std::int64_t>(c))) found.pages[c] = pool_->take();
+    }
+  } catch (...) {
+    cut(found, static_cast<std::int64_t>(before));
+    throw;
+  }
+  found.length += tokens;
+}
+
+void KvStore::check_write(const KvView& k, const KvView& v) const {
+  check_source("k", k, config_.kv_heads, config_.k_dim, config_.k_type);
+  check_source("v", v, config_.kv_heads, config_.v_dim, config_.v_type);
+  require(k.tokens == v.tokens, "k.tokens = {} differs from v.tokens = {}; accepted: equal values", k.tokens, v.tokens);
+}
+
+void KvStore::append(SequenceId sequence, const KvView& k, const KvView& v) {
+  require(config_.layers == 1, "append with layers = {}; accepted: 1, else extend and write each layer",
+          config_.layers);
+  check_write(k, v);
+  const std::int64_t before = length(sequence);
+  extend(sequence, k.tokens);
+  try {
+    write(sequence, 0, before, k, v);
+  } catch (...) {
+    truncate(sequence, before);
+    throw;
+  }
+}
+
+void KvStore::write(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v) {
+  Sequence& found = find(sequence);
+  check_layer(layer);
+  check_write(k, v);
+  require(first >= 0 && k.tokens <= found.length - first,
+          "first = {} with {} tokens; accepted: those of the sequence, 0 to {}", first, k.tokens, found.length);
+  const std::vector<TokenRange> mine = carried(sequence, first, k.tokens);
+  for (const TokenRange& range : mine) {
+    check_pages("k", k, range.first - first, range.count);
+    check_pages("v", v, range.first - first, range.count);
+  }
+  const std::int64_t chunk_tokens = config_.order.chunk_tokens;
+  const TokenBytes bytes = pool_->token_bytes();
+  for (const TokenRange& range : mine) {
+    for (std::int64_t token = range.first; token < range.first + range.count;) {
+      const std::int64_t chunk = token / chunk_tokens;
+      const std::int64_t offset = token % chunk_tokens;
+      const std::int64_t count = std::min(chunk_tokens - offset, range.first + range.count - token);
+      std::int32_t& page = found.pages[static_cast<std::size_t>(chunk)];
+      if (pool_->shared(page)) {
+        const std::int32_t own = pool_->copy(page, chunk_use(found, chunk));
+        pool_->release(page);
+        page = own;
+      }
+      const ChunkMemory memory = pool_->memory(layer, page);
+      const auto at = static_cast<std::size_t>(offset);
+      const std::int64_t scale_at = offset * config_.kv_heads;
+      store_rows(k, token - first, count, config_.k_type, memory.k + at * bytes.k,
+                 memory.k_scales == nullptr ? nullptr : memory.k_scales + scale_at);
+      store_rows(v, token - first, count, config_.v_type, memory.v + at * bytes.v,
+                 memory.v_scales == nullptr ? nullptr : memory.v_scales + scale_at);
+      token += count;
+    }
+  }
+}
+
+std::vector<TokenRange> KvStore::carried(SequenceId sequence, std::int64_t first, std::int64_t count) const {
+  const Sequence& found = find(sequence);
+  require(first >= 0 && count >= 0 && count <= found.length - first,
+          "first = {}, count = {}; accepted: tokens of the sequence, 0 to {}", first, count, found.length);
+  const std::int64_t chunk_tokens = config_.order.chunk_tokens;
+  std::vector<TokenRange> ranges;
+  for (std::int64_t token = first; token < first + count;) {
+    const std::int64_t chunk = token / chunk_tokens;
+    const std::int64_t end = std::min(first + count, (chunk + 1) * chunk_tokens);
+    if (found.pages[static_cast<std::size_t>(chunk)] != kNoPage) append_range(ranges, sequence, token, end - token);
+    token = end;
+  }
+  return ranges;
+}
+
+std::int64_t KvStore::carried_tokens(SequenceId sequence) const {
+  std::int64_t tokens = 0;
+  for (const TokenRange& range : carried(sequence, 0, length(sequence))) tokens += range.count;
+  return tokens;
+}
+
+KvBatch KvStore::batch(int layer, std::span<const SequenceId> sequences) const {
+  check_layer(layer);
+  KvBatch batch;
+  std::int64_t longest = 0;
+  for (const SequenceId id : sequences) {
+    batch.lengths.push_back(length(id));
+    longest = std::max(longest, batch.lengths.back());
+  }
+  const auto columns = static_cast<std::size_t>(chunk_count(longest));
+  batch.table.resize(sequences.size() * columns, kNoPage);
+  for (std::size_t b = 0; b < sequences.size(); ++b) {
+    std::ranges::copy(find(sequences[b]).pages, batch.table.begin() + static_cast<std::ptrdiff_t>(b * columns));
+  }
+  const ChunkMemory base = pool_->memory(layer, 0);
+  const auto view = [&](const std::byte* rows, const float* scales, DType type, std::int64_t dim) {
+    KvView paged = KvView::paged(rows, type, pool_->pages(), config_.order.chunk_tokens, config_.kv_heads, dim,
+                                 static_cast<std::int64_t>(sequences.size()), static_cast<std::int64_t>(columns),
+                                 batch.table.data());
+    paged.tokens = longest;
+    return scales == nullptr ? paged : paged.with_scales(scales);
+  };
+  batch.k = view(base.k, base.k_scales, config_.k_type, config_.k_dim);
+  batch.v = view(base.v, base.v_scales, config_.v_type, config_.v_dim);
+  return batch;
+}
+
+ChunkMemory KvStore::chunk(int layer, SequenceId sequence, std::int64_t chunk) const {
+  check_layer(layer);
+  const Sequence& found = find(sequence);
+  require(chunk >= 0 && chunk < chunk_count(found.length), "chunk = {}; accepted: 0 to {}", chunk,
+          chunk_count(found.length) - 1);
+  const std::int32_t page = found.pages[static_cast<std::size_t>(chunk)];
+  require(page != kNoPage, "chunk = {} of sequence {}; accepted: one that rank {} carries", chunk, sequence,
+          communicator_->rank());
+  ChunkMemory memory = pool_->memory(layer, page);
+  memory.tokens = chunk_use(found, chunk);
+  return memory;
+}
+
+std::vector<LeafChunk> KvStore::leaf_chunks(int leaf) const {
+  std::vector<LeafChunk> chunks;
+  std::unordered_map<std::int32_t, std::int32_t> number_of_page;
+  for (const auto& [id, sequence] : sequences_) {
+    const std::int64_t end = chunk_count(sequence.length);
+    for (std::int64_t c = plan::first_chunk(config_.order, leaf, 0); c < end;
+         c = plan::next_chunk(config_.order, leaf, c)) {
+      const std::int32_t page = sequence.pages[static_cast<std::size_t>(c)];
+      std::int32_t number = kNoPage;
+      if (page != kNoPage) {
+        number = number_of_page.try_emplace(page, static_cast<std::int32_t>(number_of_page.size())).first->second;
+      }
+      chunks.push_back({id, c, chunk_use(sequence, c), number});
+    }
+  }
+  return chunks;
+}
+
+std::vector<std::int32_t> KvStore::pool_pages(std::span<const LeafChunk> chunks) const {
+  std::vector<std::int32_t> pages;
+  for (const LeafChunk& chunk : chunks) {
+    if (chunk.page == static_cast<std::int32_t>(pages.size())) {
+      pages.push_back(find(chunk.sequence).pages[static_cast<std::size_t>(chunk.chunk)]);
+    }
+  }
+  return pages;
+}
+
+bool KvStore::holds(int leaf) const {
+  return std::ranges::all_of(leaf_chunks(leaf), [](const LeafChunk& chunk) { return chunk.page != kNoPage; });
+}
+
+void KvStore::place(std::span<const LeafChunk> chunks, std::span<const std::int32_t> pages) {
+  std::size_t used = 0;
+  for (const LeafChunk& chunk : chunks) {
+    const auto number = static_cast<std::size_t>(chunk.page);
+    find(chunk.sequence).pages[static_cast<std::size_t>(chunk.chunk)] = pages[number];
+    if (number < used) {
+      pool_->share(pages[number]);
+    } else {
+      ++used;
+    }
+  }
+}
+
+void KvStore::release_leaf(int leaf) {
+  for (const LeafChunk& chunk : leaf_chunks(leaf)) {
+    std::int32_t& page = find(chunk.sequence).pages[static_cast<std::size_t>(chunk.chunk)];
+    if (page != kNoPage) pool_->release(page);
+    page = kNoPage;
+  }
+  pool_->trim();
+}
+
+void KvStore::restore(SequenceId sequence, std::int64_t length) {
+  Sequence& added = sequences_.try_emplace(sequence).first->second;
+  added.pages.assign(static_cast<std::size_t>(chunk_count(length)), kNoPage);
+  added.length = length;
+}
+
+}  // namespace treeattn::parallel

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+// Saved caches: other numbers of ranks, saves that fail or are cut off, files that are damaged.
+#include "parallel/kv_files.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <functional>
+
+#include "kv_mirror.h"
+#include "parallel/kv_format.h"
+#include "treeattn/error.h"
+
+namespace treeattn {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace testing_kv;
+
+KvCacheConfig small_config() {
+  return {.layers = 2,
+          .kv_heads = 1,
+          .k_dim = 16,
+          .v_dim = 16,
+          .k_type = DType::kInt8,
+          .v_type = DType::kFloat16,
+          .order = {.chunk_tokens = 64, .branches = 4}};
+}
+
+std::vector<char> read_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void write_file(const fs::path& path, const std::vector<char>& bytes) {
+  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+std::vector<fs::path> files_in(const fs::path& directory) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(directory)) files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// A cache of two sequences, one forked, on one rank.
+Pair small_pair(std::uint64_t seed = 1) {
+  Random random(seed);
+  Pair pair(self_communicator(), small_config());
+  const SequenceId a = pair.add();
+  pair.grow(random, a, 300);
+  pair.grow(random, pair.fork(a), 33);
+  pair.drop(pair.add());
+  pair.add();
+  return pair;
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const BadFile& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Loading throws BadFile with `part` in its message on each of the ranks.
+void expect_refused(const fs::path& directory, int ranks, const std::string& part) {
+  std::atomic<int> refused{0};
+  run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
+    const std::string message = message_of([&] { KvCache::load(world, directory); });
+    if (message.find(part) != std::string::npos) {
+      ++refused;
+    } else {
+      ADD_FAILURE() << "rank " << world->rank() << " of " << ranks << ": \"" << message << "\" lacks " << part;
+    }
+    world->barrier();  // none is stuck somewhere else
+  });
+  EXPECT_EQ(refused.load(), ranks);
+}
+
+TEST(KvFiles, LoadsAtAnyNumberOfRanks) {
+  const TemporaryDirectory directory;
+  for (const int savers : {1, 3}) {
+    run_ranks(savers, [&](std::shared_ptr<Communicator> world) {
+      Random random(4);
+      Pair pair(world, small_config());
+      pair.grow(random, pair.add(), 500);
+      pair.cache.save(directory.path());
+    });
+    EXPECT_EQ(files_in(directory.path()).size(), 5u);  // nothing of the save before
+    for (const int loaders : {1, 2, 5, 8}) {
+      run_ranks(loaders, [&](std::shared_ptr<Communicator> world) {
+        Random random(4);
+        Pair pair(world, small_config());
+        pair.grow(random, pair.add(), 500);
+        pair.cache = KvCache::load(world, directory.path());
+        EXPECT_EQ(pair.cache.config(), small_config());
+        pair.check();
+        pair.grow(random, 0, 100);
+        EXPECT_EQ(pair.add(), 1);
+        pair.check();
+      });
+    }
+  }
+}
+
+TEST(KvFiles, NothingSavedIsSomethingToo) {
+  const TemporaryDirectory directory;
+  KvCache(self_communicator(), small_config()).save(directory.path() / "a" / "b");
+  const KvCache loaded = KvCache::load(self_communicator(), directory.path() / "a" / "b");
+  EXPECT_TRUE(loaded.sequences().empty());
+  EXPECT_EQ(loaded.allocated_bytes(), 0u);
+}
+
+TEST(KvFiles, WhatIsNotThere) {
+  const TemporaryDirectory directory;
+  expect_refused(directory.path(), 1, "cache.manifest: cannot open: No such file or directory");
+  expect_refused(directory.path(), 3, "cache.manifest: cannot open: No such file or directory");
+  small_pair().cache.save(directory.path());
+  fs::remove(files_in(directory.path())[2]);
+  expect_refused(directory.path(), 4, "cannot open: No such file or directory");
+  // A file where the directory should be.
+  const fs::path file = directory.path() / "file";
+  write_file(file, {'x'});
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    KvCache cache(world, small_config());
+    const std::string message = message_of([&] { cache.save(file); });
+    EXPECT_NE(message.find(file.string()), std::string::npos) << message;
+    EXPECT_EQ(message.find("rank 0: ") == 0, world->rank() != 0);
+  });
+}
+
+// A bit of every byte of the heads, random bits of the data, random lengths.
+TEST(KvFiles, DamageIsNoticed) {
+  const TemporaryDirectory directory;
+  small_pair().cache.save(directory.path());
+  Random random(test_seed());
+  const auto refused = [&] { return message_of([&] { KvCache::load(self_communicator(), directory.path()); }); };
+  int damages = 0;
+  for (const fs::path& file : files_in(directory.path())) {
+    const std::vector<char> whole = read_file(file);
+    std::vector<std::size_t> bits;
+    const std::size_t head = std::min<std::size_t>(whole.size(), 200);
+    for (std::size_t byte = 0; byte < head; ++byte) {
+      bits.push_back(8 * byte + static_cast<std::size_t>(random.integer(0, 7)));
+    }
+    const auto last = static_cast<std::int64_t>(8 * whole.size() - 1);
+    for (int i = 0; i < 100; ++i) bits.push_back(static_cast<std::size_t>(random.integer(0, last)));
+    for (const std::size_t bit : bits) {
+      std::vector<char> damaged = whole;
+      damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
+      write_file(file, damaged);
+      ASSERT_NE(refused().find(file.filename().string()), std::string::npos) << file << ", bit " << bit;
+      ++damages;
+    }
+    for (int i = 0; i < 50; ++i) {
+      std::vector<char> cut = whole;
+      cut.resize(static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(whole.size()) - 1)));
+      write_file(file, cut);
+      ASSERT_NE(refused().find(file.filename().string()), std::string::npos) << file << ", " << cut.size() << " bytes";
+    }
+    std::vector<char> longer = whole;
+    longer.push_back('\0');
+    write_file(file, longer);
+    ASSERT_NE(refused(), "");
+    write_file(file, whole);
+  }
+  EXPECT_EQ(refused(), "");
+  std::printf("%d flipped bits found\n", damages);
+}
+
+TEST(KvFiles, DamageOfOneRankStopsAll) {
+  const TemporaryDirectory directory;
+  small_pair().cache.save(directory.path());
+  for (const fs::path& file : files_in(directory.path())) {
+    const std::vector<char> whole = read_file(file);
+    std::vector<char> damaged = whole;
+    damaged[whole.size() - 10] = static_cast<char>(damaged[whole.size() - 10] ^ 4);
+    write_file(file, damaged);
+    expect_refused(directory.path(), 3, file.string() + ": damaged: checksum ");
+    write_file(file, whole);
+  }
+}
+
+TEST(KvFiles, FilesOfDifferentSavesDoNotMix) {
+  const TemporaryDirectory one, other;
+  small_pair(1).cache.save(one.path());
+  small_pair(2).cache.save(other.path());
+  // Branches 2 and 3 have the same number of chunks.
+  const fs::path mine = files_in(one.path())[2], foreign = files_in(other.path())[2];
+  fs::copy_file(foreign, mine, fs::copy_options::overwrite_existing);
+  expect_refused(one.path(), 2, "belongs to another save or branch");
+  fs::copy_file(files_in(one.path())[3], mine, fs::copy_options::overwrite_existing);
+  expect_refused(one.path(), 2, "belongs to another save or branch");
+}
+
+// A manifest can be whole and still ask for more than there is.
+TEST(KvFiles, LyingManifest) {
+  const TemporaryDirectory directory;
+  small_pair().cache.save(directory.path());
+  const fs::path file = directory.path() / "cache.manifest";
+  const std::vector<char> whole = read_file(file);
+  const parallel::Manifest honest = parallel::parse_manifest(std::as_bytes(std::span(whole)));
+  const auto lie = [&](const std::function<void(parallel::Manifest&)>& change) {
+    parallel::Manifest manifest = honest;
+    change(manifest);
+    const std::vector<std::byte> bytes = parallel::encode(manifest);
+    std::vector<char> text(bytes.size());
+    std::memcpy(text.data(), bytes.data(), bytes.size());
+    write_file(file, text);
+  };
+  lie([](auto& m) { m.sequences[0].length = parallel::KvStore::kMaxTokens; });
+  expect_refused(directory.path(), 2, "too few for");
+  lie([](auto& m) { m.sequences[1].length += 1; });
+  expect_refused(directory.path(), 2, "belongs to another save or branch");
+  lie([](auto& m) { m.generation += 1; });
+  expect_refused(directory.path(), 2, "cannot open");
+  lie([](auto& m) { m.config.kv_heads = 2; });
+  expect_refused(directory.path(), 2, "bytes; accepted:");
+  lie([](auto& m) { m.config.order.chunk_tokens = std::int64_t{1} << 40; });
+  expect_refused(directory.path(), 2, "");
+  lie([](auto& m) { m.sequences.resize(100000, {0, 1}); });
+  expect_refused(directory.path(), 2, "sequence 0; accepted: 4 to 3");
+  lie([](auto& m) { m.config.k_dim = 17; });
+  expect_refused(directory.path(), 2, "k_dim = 17; accepted: 16 to 256 in steps of 8");
+}
+
+TEST(KvFiles, AFailedSaveLeavesTheEarlierOne) {
+  const TemporaryDirectory directory;
+  Pair before = small_pair(1);
+  before.cache.save(directory.path());
+  const std::vector<fs::path> files = files_in(directory.path());
+  const auto expect_unharmed = [&] {
+    before.cache = KvCache::load(self_communicator(), directory.path());
+    before.check();
+  };
+
+  // The manifest cannot be written.
+  const fs::path draft = directory.path() / "cache.manifest.tmp";
+  fs::create_directories(draft / "in the way");
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    Random random(3);
+    Pair pair(world, small_config());
+    pair.grow(random, pair.add(), 1000);
+    const std::string message = message_of([&] { pair.cache.save(directory.path()); });
+    EXPECT_NE(message.find("cache.manifest.tmp: cannot create: Is a directory"), std::string::npos) << message;
+  });
+  fs::remove_all(draft);
+  EXPECT_EQ(files_in(directory.path()), files);
+  expect_unharmed();
+
+  // The disk is full, as far as this process can tell.
+  rlimit old_limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old_limit), 0);
+  const auto old_handler = ::signal(SIGXFSZ, SIG_IGN);
+  const rlimit limit{3000, old_limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  std::atomic<int> refused{0};
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    Random random(3);
+    Pair pair(world, small_config());
+    pair.grow(random, pair.add(), 1000);
+    if (message_of([&] { pair.cache.save(directory.path()); }).find("cannot write: File too large") !=
+        std::string::npos) {
+      ++refused;
+    }
+  });
+  ::setrlimit(RLIMIT_FSIZE, &old_limit);
+  ::signal(SIGXFSZ, old_handler);
+  EXPECT_EQ(refused.load(), 3);
+  EXPECT_EQ(files_in(directory.path()), files);
+  expect_unharmed();
+}
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // their runtimes dislike a killed child
+TEST(KvFiles, AKilledSaveLeavesOneOfTheTwo) {
+  const TemporaryDirectory directory;
+  Random random(test_seed());
+  Pair older = small_pair(1), newer = small_pair(2);
+  const auto start = std::chrono::steady_clock::now();
+  older.cache.save(directory.path());
+  const auto one_save = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
+  int changed = 0;
+  for (int round = 0; round < 60; ++round) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      try {
+        newer.cache.save(directory.path());
+      } catch (...) {
+      }
+      ::_exit(0);
+    }
+    ::usleep(static_cast<useconds_t>(random.integer(0, 2 * one_save.count())));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    KvCache loaded = KvCache::load(self_communicator(), directory.path());
+    const bool is_new = std::memcmp(loaded.store().chunk(0, 0, 0).k, newer.cache.store().chunk(0, 0, 0).k, 64) == 0;
+    Pair& expected = is_new ? newer : older;
+    std::swap(loaded, expected.cache);
+    expected.check();
+    changed += is_new ? 1 : 0;
+    std::swap(loaded, expected.cache);
+    older.cache.save(directory.path());
+    EXPECT_EQ(files_in(directory.path()).size(), 5u);  // and it clears up
+  }
+  std::printf("%d of 60 saves were through before they were killed\n", changed);
+}
+#endif
+
+}  // namespace
+}  // namespace treeattn
