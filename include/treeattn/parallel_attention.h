@@ -37,8 +37,7 @@ struct CallReport {
   Strategy strategy = Strategy::kAuto;  // the one that ran
   double local_seconds = 0;             // attention to what this rank carries
   double reduce_seconds = 0;            // the rest, waiting for others included
-  Traffic traffic;
-  std::size_t extra_bytes = 0;  // most memory held at once for states and messages, the kernels' scratch not included
+  Traffic traffic;                      // of this call alone
 };
 
 // Holds what does not change from call to call: schedules, message buffers, the measured links. One per rank; every

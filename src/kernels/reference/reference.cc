@@ -121,7 +121,7 @@ Path path_of(const Problem& problem, const ErrorModel& model, KeyRange range, st
       std::min(chunks * static_cast<double>(order.chunk_tokens), static_cast<double>(range.end - range.begin));
   const double tiles = std::ceil(keys / model.tile_tokens) + chunks;  // a chunk may begin and end inside a tile
   Path path;
-  path.rescales = tiles + chunks + plan::log2_exact(order.branches) + 2;  // 2: another shard, a sink
+  path.rescales = tiles + chunks + plan::log2_exact(order.branches) + 2 + model.extra_merges;  // 2: another shard, a sink
   path.additions = model.carried ? std::max<double>(keys, model.serial_terms) : model.serial_terms;
   return path;
 }
@@ -201,6 +201,7 @@ class RowReference {
       largest_error = std::max(largest_error, term.common);
     }
     sum_ = 0;
+    const double largest_lse_gap = 126 * std::log(2.0) + std::log(static_cast<double>(terms_.size()) + 1);
     for (Term& term : terms_) {
       // Clamped above zero, so that an infinite value counts whatever its weight.
       term.weight = std::max(std::exp(term.logit - max_), std::numeric_limits<double>::min());
@@ -209,6 +210,8 @@ class RowReference {
       const Path path = sink ? Path{1, 0} : path_of(problem_, model_, range, term.token);
       const double stored = sink ? 0 : model_.weight_error / (1 - model_.weight_error);
       term.common += u * (max_ - term.logit + 2 * largest_error) + gamma(path.rescales, model_.exp2_error);
+      // A part that counts has an lse within 126 powers of two of the largest.
+      term.common += model_.lse_error * (std::fabs(max_) + largest_lse_gap);
       term.separate = stored + gamma(path.additions + 2 * path.rescales + 3, u);
     }
     log_sum_ = std::log(sum_);

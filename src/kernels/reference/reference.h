@@ -18,6 +18,8 @@ struct ErrorModel {
   bool carried = true;             // an accumulator goes on from tile to tile through its branch, unmerged
   int tile_tokens = 64;            // fewest keys between two moves of the running maximum, chunk ends apart
   double exp2_error = 0x1p-22;     // relative error of exp2 where nothing is stored: rescaling, soft-cap
+  double extra_merges = 0;         // merges beyond those of the canonical tree
+  double lse_error = 0;            // relative error of a part's lse, where parts are weighed by that instead of (m, l)
 };
 
 struct ReferenceResult {

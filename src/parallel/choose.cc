@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/choose.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "parallel/tree_attention.h"
+
+namespace treeattn::parallel {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+// Half of a round trip between ranks a and b, in seconds; on any other rank nothing happens.
+double half_round_trip(Communicator& comm, int a, int b, std::size_t bytes, int repeats) {
+  if (comm.rank() != a && comm.rank() != b) return 0;
+  const SharedBuffer memory = make_shared_buffer((bytes + sizeof(float) - 1) / sizeof(float));
+  std::fill_n(memory->as<std::byte>(), memory->bytes(), std::byte{0});
+  const std::span<std::byte> data(memory->as<std::byte>(), bytes);
+  const int peer = comm.rank() == a ? b : a;
+  const auto ship = [&](bool out) {
+    Request request = out ? comm.send(peer, data, memory) : comm.receive(peer, data, memory);
+    comm.wait(request);
+  };
+  std::vector<double> times;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = Clock::now();
+    ship(comm.rank() == a);
+    ship(comm.rank() != a);
+    times.push_back(seconds_since(start) / 2);
+  }
+  return median(std::move(times));
+}
+
+plan::Link measure_link(Communicator& comm, int a, int b) {
+  constexpr std::size_t kSmall = 8;
+  constexpr std::size_t kLarge = std::size_t{256} << 10;
+  half_round_trip(comm, a, b, kLarge, 1);  // connections are made by the first message
+  plan::Link link;
+  link.latency_s = half_round_trip(comm, a, b, kSmall, 21);
+  const double large = half_round_trip(comm, a, b, kLarge, 5);
+  link.bytes_per_s = static_cast<double>(kLarge) / std::max(large - link.latency_s, large / 100);
+  comm.broadcast(std::as_writable_bytes(std::span(&link, 1)), a);
+  return link;
+}
+
+// The first two ranks of one node, or of two nodes.
+std::optional<std::pair<int, int>> find_pair(const Communicator& comm, bool same_node) {
+  for (int a = 0; a < comm.size(); ++a) {
+    for (int b = a + 1; b < comm.size(); ++b) {
+      if ((comm.node_of(a) == comm.node_of(b)) == same_node) return std::pair{a, b};
+    }
+  }
+  return {};
+}
+
+// The time of one reduction, the slowest rank's, the same number on every rank.
+double try_out(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context, StateShape shape,
+               int repeats) {
+  Communicator& comm = context.communicator;
+  const std::size_t blocks = context.shares.nodes_of(comm.rank()).size();
+  std::vector<double> times;
+  for (int i = 0; i < repeats; ++i) {
+    SharedBuffer own = make_shared_buffer(blocks * shape.block_floats());
+    for (std::size_t r = 0; r < blocks * shape.rows; ++r) {
+      float* row = own->as<float>() + r * shape.row_floats;
+      std::fill_n(row, shape.row_floats, 1.0f);
+    }
+    comm.barrier();
+    const auto start = Clock::now();
+    reduce_states(strategy, schedule, context, shape, std::move(own));
+    times.push_back(seconds_since(start));
+  }
+  double time = median(std::move(times));
+  comm.allreduce(std::as_writable_bytes(std::span(&time, 1)), sizeof(double),
+                 [](std::byte* lower, const std::byte* higher, std::size_t count) {
+                   auto* a = reinterpret_cast<double*>(lower);
+                   const auto* b = reinterpret_cast<const double*>(higher);
+                   for (std::size_t i = 0; i < count; ++i) a[i] = std::max(a[i], b[i]);
+                 });
+  return time;
+}
+
+std::string link_text(const char* name, const plan::Link& link) {
+  if (std::isinf(link.bytes_per_s)) return fmt::format("{}: none\n", name);
+  return fmt::format("{}: {:.1f} us, {:.2f} GB/s\n", name, 1e6 * link.latency_s, 1e-9 * link.bytes_per_s);
+}
+
+}  // namespace
+
+plan::Network measure_links(Communicator& comm) {
+  plan::Network network;
+  for (int r = 0; r < comm.size(); ++r) network.node_of_rank.push_back(comm.node_of(r));
+  if (const auto pair = find_pair(comm, true)) network.local = measure_link(comm, pair->first, pair->second);
+  if (const auto pair = find_pair(comm, false)) network.remote = measure_link(comm, pair->first, pair->second);
+  return network;
+}
+
+Choice choose_strategy(const ReduceContext& context, const plan::Network& network, const plan::ReductionSize& size) {
+  // What the model cannot tell apart is measured: it knows nothing of cores that ranks share, or of other traffic.
+  constexpr double kClose = 4;
+  constexpr int kWarmUp = 2, kRepeats = 9;
+  const StateShape shape{static_cast<std::size_t>(size.rows), static_cast<std::size_t>(size.v_dim) + 2};
+  const auto ranked = plan::rank_strategies(network, context.shares, size, context.canonical);
+  double modelled = std::numeric_limits<double>::infinity();
+  for (const auto& [strategy, cost] : ranked) {
+    if (strategy != Strategy::kRing) modelled = std::min(modelled, cost.seconds);
+  }
+  std::map<Strategy, double> measured;
+  Choice choice;
+  double best = std::numeric_limits<double>::infinity();
+  for (const auto& [strategy, cost] : ranked) {
+    if (strategy == Strategy::kRing || !same_bits(strategy) || cost.seconds > kClose * modelled) continue;
+    const plan::Schedule schedule =
+        plan::make_schedule(strategy, network.node_of_rank).seen_by(context.communicator.rank());
+    try_out(strategy, schedule, context, shape, kWarmUp);
+    const double seconds = try_out(strategy, schedule, context, shape, kRepeats);
+    measured[strategy] = seconds;
+    if (seconds < best) {
+      best = seconds;
+      choice.strategy = strategy;
+    }
+  }
+  // The ring is never near: it is ranked by the model alone.
+  for (const auto& [strategy, cost] : ranked) {
+    if (strategy == Strategy::kRing && cost.seconds < best) choice.strategy = strategy;
+  }
+  choice.why = link_text("inside a node", network.local) + link_text("between nodes", network.remote);
+  choice.why +=
+      fmt::format("{:<12}{:>6}{:>14}{:>14}{:>14}\n", "strategy", "steps", "bytes sent", "model us", "measured us");
+  for (const auto& [strategy, cost] : ranked) {
+    const auto found = measured.find(strategy);
+    choice.why +=
+        fmt::format("{:<12}{:>6}{:>14}{:>14.1f}{:>14}{}\n", strategy_name(strategy), cost.steps, cost.bytes,
+                    1e6 * cost.seconds, found == measured.end() ? "-" : fmt::format("{:.1f}", 1e6 * found->second),
+                    strategy == choice.strategy ? "  <- chosen" : "");
+  }
+  return choice;
+}
+
+}  // namespace treeattn::parallel

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The choice of Strategy::kAuto: the links are measured, the cost model ranks the strategies, and those that come close
+// are tried out on the real links with the real sizes.
+#pragma once
+
+#include <string>
+
+#include "parallel/reduce.h"
+#include "plan/cost.h"
+#include "treeattn/strategy.h"
+
+namespace treeattn::parallel {
+
+// Collective. Latency and bandwidth between two ranks of one node and between two nodes, the same on every rank.
+plan::Network measure_links(Communicator& communicator);
+
+struct Choice {
+  Strategy strategy = Strategy::kMerge;
+  std::string why;  // a table, the chosen one marked
+};
+
+// Collective. Never kPaper or kTwoPhase, which do not promise the same bits.
+Choice choose_strategy(const ReduceContext& context, const plan::Network& network, const plan::ReductionSize& size);
+
+}  // namespace treeattn::parallel

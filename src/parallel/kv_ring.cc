@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/kv_ring.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <iterator>
+#include <utility>
+
+#include "base/buffer.h"
+#include "plan/tree_order.h"
+
+namespace treeattn::parallel {
+namespace {
+
+// Pieces a share is cut into: enough for the last of one to cost little, few enough to keep the kernels busy.
+constexpr std::size_t kPiecesPerShare = 16;
+
+std::int64_t tokens_in_chunk(std::int64_t length, std::int64_t chunk, std::int64_t chunk_tokens) {
+  return std::clamp<std::int64_t>(length - chunk * chunk_tokens, 0, chunk_tokens);
+}
+
+}  // namespace
+
+// Pages that are not in the cache: those of other ranks. The views below address them like the cache's own.
+class PageMemory {
+ public:
+  PageMemory(const KvCacheConfig& config, std::size_t pages)
+      : config_(config),
+        bytes_(token_bytes(config)),
+        chunk_(static_cast<std::size_t>(config.order.chunk_tokens)),
+        pages_(pages),
+        k_(pages * chunk_ * bytes_.k),
+        v_(pages * chunk_ * bytes_.v),
+        k_scales_(pages * chunk_ * bytes_.k_scales),
+        v_scales_(pages * chunk_ * bytes_.v_scales) {}
+
+  ChunkMemory page(std::size_t i, std::int64_t tokens) {
+    ChunkMemory out;
+    out.k = k_.as<std::byte>() + i * chunk_ * bytes_.k;
+    out.v = v_.as<std::byte>() + i * chunk_ * bytes_.v;
+    if (bytes_.k_scales > 0) out.k_scales = k_scales_.as<float>() + i * chunk_ * bytes_.k_scales / sizeof(float);
+    if (bytes_.v_scales > 0) out.v_scales = v_scales_.as<float>() + i * chunk_ * bytes_.v_scales / sizeof(float);
+    out.tokens = tokens;
+    return out;
+  }
+
+  // Fills in the views of a batch whose table and lengths are set.
+  void bind(KvBatch& batch) const {
+    const auto sequences = static_cast<std::int64_t>(batch.lengths.size());
+    const auto slots = static_cast<std::int64_t>(batch.table.size()) / sequences;
+    const auto view = [&](const base::Buffer& rows, const base::Buffer& scales, DType type, std::int64_t dim) {
+      KvView out =
+          KvView::paged(rows.as<std::byte>(), type, static_cast<std::int64_t>(pages_), config_.order.chunk_tokens,
+                        config_.kv_heads, dim, sequences, slots, batch.table.data());
+      out.tokens = *std::max_element(batch.lengths.begin(), batch.lengths.end());
+      return scales.bytes() > 0 ? out.with_scales(scales.as<float>()) : out;
+    };
+    batch.k = view(k_, k_scales_, config_.k_type, config_.k_dim);
+    batch.v = view(v_, v_scales_, config_.v_type, config_.v_dim);
+  }
+
+ private:
+  const KvCacheConfig config_;
+  const TokenBytes bytes_;
+  const std::size_t chunk_;
+  const std::size_t pages_;
+  base::Buffer k_, v_, k_scales_, v_scales_;
+};
+
+namespace {
+
+// The four arrays of a page as bytes in use: what travels.
+std::vector<std::span<std::byte>> spans_of(const ChunkMemory& page, const TokenBytes& bytes) {
+  const auto tokens = static_cast<std::size_t>(page.tokens);
+  std::vector<std::span<std::byte>> out = {{page.k, tokens * bytes.k}, {page.v, tokens * bytes.v}};
+  if (page.k_scales) out.emplace_back(reinterpret_cast<std::byte*>(page.k_scales), tokens * bytes.k_scales);
+  if (page.v_scales) out.emplace_back(reinterpret_cast<std::byte*>(page.v_scales), tokens * bytes.v_scales);
+  return out;
+}
+
+}  // namespace
+
+// Memory for one piece, and the messages that fill and empty it.
+struct KvRing::Slot {
+  std::shared_ptr<PageMemory> memory;
+  std::vector<Request> receives;
+  std::vector<Request> sends;
+};
+
+KvRing::KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequences)
+    : store_(store), comm_(*store.communicator()), layer_(layer), sequences_(sequences.begin(), sequences.end()) {
+  for (const SequenceId id : sequences_) lengths_.push_back(store.length(id));
+  const int size = comm_.size();
+  std::vector<int> node_of_rank;
+  for (int r = 0; r < size; ++r) node_of_rank.push_back(comm_.node_of(r));
+  // Neighbours on the ring are neighbours in the cluster.
+  const std::vector<int> ring = plan::ranks_by_node(node_of_rank);
+  const int place = static_cast<int>(std::find(ring.begin(), ring.end(), comm_.rank()) - ring.begin());
+  const auto rank_at = [&](int p) { return ring[static_cast<std::size_t>((p % size + size) % size)]; };
+  left_ = rank_at(place - 1);
+  right_ = rank_at(place + 1);
+  own_ = pieces_of(comm_.rank());
+  most_pieces_ = own_.size();
+  for (int step = 1; step < size; ++step) {
+    std::vector<RingPiece> pieces = pieces_of(rank_at(place - step));
+    most_pieces_ = std::max(most_pieces_, pieces.size());
+    std::move(pieces.begin(), pieces.end(), std::back_inserter(incoming_));
+  }
+  for (const RingPiece& piece : incoming_) largest_piece_ = std::max(largest_piece_, piece.pages.size());
+}
+
+// The same on every rank: it follows from shares and lengths alone. Branches without a token are left out of the pages,
+// not of the tree.
+std::vector<RingPiece> KvRing::pieces_of(int rank) const {
+  const ReductionOrder& order = store_.config().order;
+  const std::vector<int> leaves = store_.shares().leaves_of(rank);
+  const std::size_t per_piece = (leaves.size() + kPiecesPerShare - 1) / kPiecesPerShare;
+  std::vector<RingPiece> pieces;
+  for (std::size_t begin = 0; begin < leaves.size(); begin += per_piece) {
+    const std::size_t end = std::min(leaves.size(), begin + per_piece);
+    RingPiece piece;
+    piece.rank = rank;
+    piece.nodes = plan::cover(std::span(leaves).subspan(begin, end - begin));
+    for (std::size_t i = begin; i < end; ++i) {
+      for (std::size_t s = 0; s < sequences_.size(); ++s) {
+        const std::int64_t chunks = (lengths_[s] + order.chunk_tokens - 1) / order.chunk_tokens;
+        for (std::int64_t c = plan::first_chunk(order, leaves[i], 0); c < chunks;
+             c = plan::next_chunk(order, leaves[i], c)) {
+          piece.pages.push_back({s, c, tokens_in_chunk(lengths_[s], c, order.chunk_tokens)});
+        }
+      }
+    }
+    pieces.push_back(std::move(piece));
+  }
+  return pieces;
+}
+
+std::vector<Request> KvRing::receive(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory,
+                                     std::size_t first_page) {
+  std::vector<Request> requests;
+  const TokenBytes bytes = token_bytes(store_.config());
+  for (const RingPiece::Page& page : piece.pages) {
+    for (const auto& span : spans_of(memory->page(first_page, page.tokens), bytes)) {
+      requests.push_back(comm_.receive(left_, span, memory));
+    }
+    ++first_page;
+  }
+  return requests;
+}
+
+std::vector<Request> KvRing::send(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory,
+                                  std::size_t first_page) {
+  std::vector<Request> requests;
+  const TokenBytes bytes = token_bytes(store_.config());
+  for (const RingPiece::Page& page : piece.pages) {
+    for (const auto& span : spans_of(memory->page(first_page, page.tokens), bytes)) {
+      requests.push_back(comm_.send(right_, span, memory));
+    }
+    ++first_page;
+  }
+  return requests;
+}
+
+std::vector<Request> KvRing::send_own(const RingPiece& piece) {
+  std::vector<Request> requests;
+  const TokenBytes bytes = token_bytes(store_.config());
+  for (const RingPiece::Page& page : piece.pages) {
+    const ChunkMemory memory = store_.chunk(layer_, sequences_[page.sequence], page.chunk);
+    for (const auto& span : spans_of(memory, bytes)) requests.push_back(comm_.send(right_, span, store_.memory()));
+  }
+  return requests;
+}
+
+void KvRing::copy_own(const RingPiece& piece, PageMemory& memory, std::size_t first_page) const {
+  const TokenBytes bytes = token_bytes(store_.config());
+  for (const RingPiece::Page& page : piece.pages) {
+    const auto from = spans_of(store_.chunk(layer_, sequences_[page.sequence], page.chunk), bytes);
+    const auto to = spans_of(memory.page(first_page++, page.tokens), bytes);
+    for (std::size_t i = 0; i < from.size(); ++i) std::memcpy(to[i].data(), from[i].data(), to[i].size());
+  }
+}
+
+// Pages lie in `memory` in the order of the pieces.
+KvBatch KvRing::batch_of(std::span<const RingPiece> pieces, const PageMemory& memory) const {
+  KvBatch batch;
+  batch.lengths = lengths_;
+  const std::int64_t chunk_tokens = store_.config().order.chunk_tokens;
+  const std::int64_t longest = *std::max_element(lengths_.begin(), lengths_.end());
+  const auto slots = static_cast<std::size_t>((longest + chunk_tokens - 1) / chunk_tokens);
+  batch.table.assign(slots * lengths_.size(), -1);
+  std::int32_t next = 0;
+  for (const RingPiece& piece : pieces) {
+    for (const RingPiece::Page& page : piece.pages) {
+      batch.table[page.sequence * slots + static_cast<std::size_t>(page.chunk)] = next++;
+    }
+  }
+  memory.bind(batch);
+  return batch;
+}
+
+void KvRing::pass_round(const Body& body) {
+  std::deque<std::vector<Request>> own_sends;
+  // One slot more than a share has pieces. With fewer, everybody could wait for the right neighbour to take a piece,
+  // and it for its own: my piece i is its piece i + my own share, and takes the slot of one that went before piece i.
+  std::vector<Slot> slots(std::min(incoming_.size(), most_pieces_ + 1));
+  std::size_t posted = 0;
+  const auto slot_of = [&](std::size_t piece) -> Slot& { return slots[piece % slots.size()]; };
+  // A slot takes its next piece once the last one has been worked on and sent on.
+  const auto post_receives = [&](std::size_t worked_on) {
+    while (posted < incoming_.size() && posted < worked_on + slots.size()) {
+      Slot& slot = slot_of(posted);
+      if (!slot.memory) slot.memory = std::make_shared<PageMemory>(store_.config(), largest_piece_);
+      comm_.wait_all(slot.sends);
+      slot.sends.clear();
+      slot.receives = receive(incoming_[posted], slot.memory, 0);
+      ++posted;
+    }
+  };
+  const auto keep_moving = [&] {
+    for (Slot& slot : slots) {
+      for (Request& request : slot.receives) comm_.test(request);
+    }
+  };
+
+  const KvBatch own = store_.batch(layer_, sequences_);
+  post_receives(0);
+  if (comm_.size() > 1) {
+    for (const RingPiece& piece : own_) own_sends.push_back(send_own(piece));
+  }
+  for (const RingPiece& piece : own_) {
+    body(own, piece.nodes);
+    keep_moving();
+  }
+  for (std::size_t i = 0; i < incoming_.size(); ++i) {
+    const RingPiece& piece = incoming_[i];
+    post_receives(i);
+    Slot& slot = slot_of(i);
+    comm_.wait_all(slot.receives);
+    slot.receives.clear();
+    if (piece.rank != right_) slot.sends = send(piece, slot.memory, 0);
+    body(batch_of({&piece, 1}, *slot.memory), piece.nodes);
+    keep_moving();
+  }
+  for (Slot& slot : slots) comm_.wait_all(slot.sends);
+  for (auto& requests : own_sends) comm_.wait_all(requests);
+  for (int step = 1; step < comm_.size(); ++step) comm_.count_step();
+}
+
+void KvRing::collect(const Body& body) {
+  std::vector<RingPiece> all = own_;
+  all.insert(all.end(), incoming_.begin(), incoming_.end());
+  std::size_t pages = 0;
+  for (const RingPiece& piece : all) pages += piece.pages.size();
+  const auto memory = std::make_shared<PageMemory>(store_.config(), pages);
+
+  std::vector<std::vector<Request>> receives(all.size());
+  std::vector<Request> sends;
+  const auto keep = [&](std::vector<Request> requests) {
+    std::move(requests.begin(), requests.end(), std::back_inserter(sends));
+  };
+  std::vector<std::size_t> first_page(all.size(), 0);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (i > 0) first_page[i] = first_page[i - 1] + all[i - 1].pages.size();
+    if (i >= own_.size()) receives[i] = receive(all[i], memory, first_page[i]);
+  }
+  for (std::size_t i = 0; i < own_.size(); ++i) {
+    if (comm_.size() > 1) keep(send_own(own_[i]));
+    copy_own(own_[i], *memory, first_page[i]);
+  }
+  for (std::size_t i = own_.size(); i < all.size(); ++i) {
+    comm_.wait_all(receives[i]);
+    if (all[i].rank != right_) keep(send(all[i], memory, first_page[i]));
+  }
+  comm_.wait_all(sends);
+  for (int step = 1; step < comm_.size(); ++step) comm_.count_step();
+  body(batch_of(all, *memory), {{plan::log2_exact(store_.config().order.branches), 0}});
+}
+
+}  // namespace treeattn::parallel

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// K and V going round the ranks: the moving part of Ring Attention.
+//
+// Every rank's share is cut into pieces of whole branches. A rank sends its own pieces to its right neighbour, then
+// passes on what comes from the left, up to what the right neighbour had itself. Pieces are handed out as they arrive,
+// while the next ones are under way: communication hides behind computation as far as there is any.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "parallel/kv_store.h"
+#include "plan/node_set.h"
+#include "treeattn/communicator.h"
+
+namespace treeattn::parallel {
+
+// Some branches of one rank's share, for the sequences of a call.
+struct RingPiece {
+  struct Page {
+    std::size_t sequence = 0;  // place among the sequences of the call
+    std::int64_t chunk = 0;
+    std::int64_t tokens = 0;
+  };
+  int rank = 0;
+  plan::NodeSet nodes;
+  std::vector<Page> pages;
+};
+
+class PageMemory;
+
+class KvRing {
+ public:
+  // What a piece is worked on with: keys and values, and the part of the tree they are.
+  using Body = std::function<void(const KvBatch& batch, const plan::NodeSet& nodes)>;
+
+  // Requires: every rank makes one for the same call, and the cache outlives it unchanged.
+  KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequences);
+
+  // Collective. Calls body for every piece there is, this rank's own first. Holds as much memory as the largest share.
+  void pass_round(const Body& body);
+  // Collective. Collects everything, then calls body once, for the whole tree. Holds all of K and V.
+  void collect(const Body& body);
+
+ private:
+  struct Slot;
+
+  std::vector<RingPiece> pieces_of(int rank) const;
+  std::vector<Request> receive(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory,
+                               std::size_t first_page);
+  std::vector<Request> send(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory, std::size_t first_page);
+  std::vector<Request> send_own(const RingPiece& piece);
+  void copy_own(const RingPiece& piece, PageMemory& memory, std::size_t first_page) const;
+  KvBatch batch_of(std::span<const RingPiece> pieces, const PageMemory& memory) const;
+
+  const KvStore& store_;
+  Communicator& comm_;
+  int layer_;
+  std::vector<SequenceId> sequences_;
+  std::vector<std::int64_t> lengths_;
+  int left_ = 0;
+  int right_ = 0;
+  std::vector<RingPiece> own_;
+  std::vector<RingPiece> incoming_;  // in the order they arrive
+  std::size_t largest_piece_ = 0;    // pages
+  std::size_t most_pieces_ = 0;      // of one rank
+};
+
+}  // namespace treeattn::parallel

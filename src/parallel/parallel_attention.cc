@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public calls: check, run, report.
+#include "treeattn/parallel_attention.h"
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+#include "parallel/choose.h"
+#include "parallel/ring_attention.h"
+#include "parallel/tree_attention.h"
+#include "treeattn/state.h"
+
+namespace treeattn {
+
+using base::require;
+using parallel::DecodeCall;
+using parallel::ReduceContext;
+using parallel::SharedBuffer;
+using parallel::StateShape;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Traffic difference(const Traffic& now, const Traffic& before) {
+  return {now.messages - before.messages, now.bytes - before.bytes, now.remote_messages - before.remote_messages,
+          now.remote_bytes - before.remote_bytes, now.steps - before.steps};
+}
+
+void check_query(const QueryView& q, const KvCacheConfig& config, int layer) {
+  require(layer >= 0 && layer < config.layers, "layer = {}; accepted: 0 to {}", layer, config.layers - 1);
+  require(q.head_dim == config.k_dim, "q.head_dim = {}; accepted: the cache's k_dim, {}", q.head_dim, config.k_dim);
+  require(q.heads >= 1 && q.heads % config.kv_heads == 0,
+          "q.heads = {}; accepted: a multiple of the cache's kv_heads, {}", q.heads, config.kv_heads);
+}
+
+void check_result(std::size_t rows, std::int64_t v_dim, std::span<const float> out, std::span<const float> lse) {
+  const std::size_t floats = rows * static_cast<std::size_t>(v_dim);
+  require(out.size() == floats, "out holds {} floats; accepted: rows * v_dim = {}", out.size(), floats);
+  require(lse.empty() || lse.size() == rows, "lse holds {} floats; accepted: 0 or rows = {}", lse.size(), rows);
+}
+
+// Sinks of some heads: finalize_states goes round them row by row.
+std::span<const float> sinks_of(std::span<const float> sinks, parallel::HeadRange heads) {
+  if (sinks.empty()) return sinks;
+  return sinks.subspan(static_cast<std::size_t>(heads.first), static_cast<std::size_t>(heads.last - heads.first));
+}
+
+}  // namespace
+
+struct ParallelAttention::Impl {
+  // A choice holds for one size of states.
+  using SizeKey = std::pair<std::size_t, std::size_t>;
+
+  std::shared_ptr<Communicator> communicator;
+  ParallelOptions options;
+  CallReport report;
+  std::map<Strategy, plan::Schedule> schedules;  // this rank's view
+  std::optional<plan::Network> network;
+  std::optional<plan::Shares> shares;  // that the choices are for
+  std::map<SizeKey, parallel::Choice> choices;
+  std::string why;
+
+  std::vector<int> node_of_rank() const {
+    std::vector<int> nodes;
+    for (int r = 0; r < communicator->size(); ++r) nodes.push_back(communicator->node_of(r));
+    return nodes;
+  }
+
+  const plan::Schedule& schedule_of(Strategy strategy) {
+    auto found = schedules.find(strategy);
+    if (found == schedules.end()) {
+      const bool scheduled = same_bits(strategy) && strategy != Strategy::kRing;
+      plan::Schedule schedule;
+      if (scheduled) schedule = plan::make_schedule(strategy, node_of_rank()).seen_by(communicator->rank());
+      found = schedules.emplace(strategy, std::move(schedule)).first;
+    }
+    return found->second;
+  }
+
+  Strategy strategy_for(const DecodeCall& call, ThreadPool& pool) {
+    if (options.strategy != Strategy::kAuto) return options.strategy;
+    if (communicator->size() == 1) return Strategy::kMerge;
+    if (!network) network = parallel::measure_links(*communicator);
+    if (!shares || *shares != call.store.shares()) {
+      shares = call.store.shares();
+      choices.clear();
+    }
+    const StateShape shape = call.shape();
+    const SizeKey key{shape.rows, shape.row_floats};
+    auto found = choices.find(key);
+    if (found == choices.end()) {
+      plan::ReductionSize size;
+      size.rows = static_cast<std::int64_t>(shape.rows);
+      size.v_dim = call.store.config().v_dim;
+      size.kv_bytes_of_rank = parallel::kv_bytes_of_ranks(call.store, call.sequences);
+      const ReduceContext context{*communicator, *shares, pool, options.canonical};
+      found = choices.emplace(key, parallel::choose_strategy(context, *network, size)).first;
+    }
+    why = found->second.why;
+    return found->second.strategy;
+  }
+
+  // Runs `work`, which returns the seconds spent attending, and reports on it.
+  template <class Work>
+  void reported(Strategy strategy, const Work& work) {
+    const Traffic before = communicator->traffic();
+    const auto start = Clock::now();
+    report = {};
+    report.strategy = strategy;
+    report.local_seconds = work();
+    const double all = std::chrono::duration<double>(Clock::now() - start).count();
+    report.reduce_seconds = all - report.local_seconds;
+    report.traffic = difference(communicator->traffic(), before);
+  }
+
+  // The root's states of all heads, or of this rank's.
+  SharedBuffer reduce(const DecodeCall& call, Strategy strategy, Result result, SharedBuffer own, ThreadPool& pool) {
+    const ReduceContext context{*communicator, call.store.shares(), pool, options.canonical};
+    if (result == Result::kByHeads) return parallel::reduce_states_by_heads(context, call, std::move(own));
+    return parallel::reduce_states(strategy, schedule_of(strategy), context, call.shape(), std::move(own));
+  }
+};
+
+ParallelAttention::ParallelAttention(std::shared_ptr<Communicator> communicator, ParallelOptions options)
+    : impl_(std::make_unique<Impl>()) {
+  require(communicator != nullptr, "communicator = null; accepted: a communicator");
+  impl_->communicator = std::move(communicator);
+  impl_->options = options;
+}
+
+ParallelAttention::~ParallelAttention() = default;
+
+void ParallelAttention::decode(const KvCache& cache, int layer, std::span<const SequenceId> sequences,
+                               const QueryView& q, const AttentionOptions& options, std::span<float> out,
+                               std::span<float> lse, ThreadPool& pool, Result result,
+                               std::span<const std::int64_t> first_query) {
+  const DecodeCall call{cache.store(), layer, sequences, q, options, first_query};
+  const KvCacheConfig& config = cache.config();
+  require(cache.communicator() == impl_->communicator, "the cache is on another communicator; accepted: the same one");
+  require(q.batch == static_cast<std::int64_t>(sequences.size()), "q.batch = {}; accepted: one per sequence, {}",
+          q.batch, sequences.size());
+  check_query(q, config, layer);
+  const int size = impl_->communicator->size();
+  const bool by_heads = result == Result::kByHeads;
+  const parallel::HeadRange heads =
+      by_heads ? parallel::heads_of_rank(q.heads, impl_->communicator->rank(), size) : parallel::HeadRange{0, q.heads};
+  const std::size_t rows = static_cast<std::size_t>(q.batch * q.queries * (heads.last - heads.first));
+  check_result(rows, config.v_dim, out, lse);
+  parallel::check_call(call);  // before anything is sent
+
+  const Strategy strategy = impl_->strategy_for(call, pool);
+  require(!(by_heads && strategy == Strategy::kRing), "strategy = ring with a result by heads; accepted: replicated");
+  SharedBuffer root;
+  impl_->reported(strategy, [&] {
+    double attending = 0;
+    if (strategy == Strategy::kRing) {
+      root = parallel::ring_decode(call, pool, attending);
+    } else {
+      const auto start = Clock::now();
+      SharedBuffer own = parallel::attend_locally(call, pool);
+      attending = std::chrono::duration<double>(Clock::now() - start).count();
+      root = impl_->reduce(call, strategy, result, std::move(own), pool);
+    }
+    return attending;
+  });
+  if (rows == 0) return;
+  finalize_states({root->as<float>(), rows * state_floats(config.v_dim)}, config.v_dim, sinks_of(options.sinks, heads),
+                  out, lse);
+}
+
+void ParallelAttention::prefill(const KvCache& cache, int layer, SequenceId sequence, std::int64_t first,
+                                std::int64_t count, const QueryView& q, const AttentionOptions& options,
+                                std::span<float> out, std::span<float> lse, ThreadPool& pool, bool gather_kv) {
+  const KvCacheConfig& config = cache.config();
+  require(cache.communicator() == impl_->communicator, "the cache is on another communicator; accepted: the same one");
+  check_query(q, config, layer);
+  const std::vector<TokenRange> queries = cache.carried(sequence, first, count);
+  std::int64_t tokens = 0;
+  for (const TokenRange& range : queries) tokens += range.count;
+  require(q.batch == 1 && q.queries == tokens,
+          "q holds [{}, {}] queries; accepted: [1, {}], the tokens of [{}, {}) that this rank carries", q.batch,
+          q.queries, tokens, first, first + count);
+  check_result(static_cast<std::size_t>(tokens * q.heads), config.v_dim, out, lse);
+  const parallel::PrefillCall call{cache.store(), layer, sequence, q, queries, options};
+  impl_->reported(Strategy::kRing, [&] {
+    double attending = 0;
+    parallel::ring_prefill(call, gather_kv, out, lse, pool, attending);
+    return attending;
+  });
+}
+
+const CallReport& ParallelAttention::report() const { return impl_->report; }
+
+std::string ParallelAttention::why() const { return impl_->why; }
+
+}  // namespace treeattn

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/reduce.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "merge/rows.h"
+
+namespace treeattn::parallel {
+namespace {
+
+using merge::kEmptyMax;
+using plan::Message;
+using plan::Payload;
+
+std::span<std::byte> bytes_of(const SharedBuffer& buffer) { return {buffer->as<std::byte>(), buffer->bytes()}; }
+
+// What a rank contributes, as nodes: those of its share, or, in the free order, its place as if that were a leaf.
+plan::NodeSet contribution(const ReduceContext& context, int rank, int place) {
+  const plan::NodeSet& nodes = context.shares.nodes_of(rank);
+  if (context.canonical || nodes.empty()) return nodes;
+  return {{0, place}};
+}
+
+// One rank's way through a schedule.
+class ScheduleRun {
+ public:
+  ScheduleRun(const ReduceContext& context, const plan::Schedule& schedule, StateShape shape)
+      : context_(context), schedule_(schedule), shape_(shape), partial_(shape.rows, shape.row_floats, context.pool) {}
+
+  SharedBuffer run(SharedBuffer own) {
+    const int rank = context_.communicator.rank();
+    const auto found = std::find(schedule_.order.begin(), schedule_.order.end(), rank);
+    const int place = static_cast<int>(found - schedule_.order.begin());
+    gathered_[place] = {own, 0};
+    bool has_partial = false;
+    for (const auto& round : schedule_.rounds) {
+      for (const Message& message : round) {
+        // A gather keeps the parts as they are; everybody else starts to merge.
+        if (message.payload != Payload::kParts) has_partial = true;
+      }
+    }
+    if (has_partial) absorb_part(place);
+    for (const auto& round : schedule_.rounds) run_round(round);
+    if (result_) return result_;
+    if (!has_partial) {
+      for (std::size_t p = 0; p < schedule_.order.size(); ++p) absorb_part(static_cast<int>(p));
+    }
+    return root();
+  }
+
+ private:
+  struct Part {
+    SharedBuffer memory;
+    std::size_t offset = 0;
+  };
+  struct Incoming {
+    const Message* message = nullptr;
+    SharedBuffer memory;
+  };
+
+  std::size_t message_floats(const Message& message) const {
+    return plan::states_in(message, schedule_, context_.shares, context_.canonical) * shape_.block_floats();
+  }
+
+  int place_of(const Message& message, int i) const {
+    return (message.first + i) % static_cast<int>(schedule_.order.size());
+  }
+
+  plan::NodeSet part_nodes(int place) const {
+    return contribution(context_, schedule_.order[static_cast<std::size_t>(place)], place);
+  }
+
+  // All messages of a round are under way before any is waited for, and nothing is merged until all are done: what is
+  // being sent must not change.
+  void run_round(const std::vector<Message>& round) {
+    Communicator& comm = context_.communicator;
+    std::vector<Request> requests;
+    std::vector<Incoming> incoming;
+    for (const Message& message : round) {
+      const std::size_t floats = message_floats(message);
+      if (floats == 0) continue;
+      if (message.to == comm.rank()) {
+        SharedBuffer memory = make_shared_buffer(floats);
+        requests.push_back(comm.receive(message.from, bytes_of(memory), memory));
+        incoming.push_back({&message, std::move(memory)});
+      }
+      if (message.from == comm.rank()) {
+        SharedBuffer memory = make_shared_buffer(floats);
+        fill(message, memory->as<float>());
+        requests.push_back(comm.send(message.to, bytes_of(memory), memory));
+      }
+    }
+    comm.count_step();
+    comm.wait_all(requests);
+    for (const Incoming& in : incoming) take(*in.message, in.memory);
+  }
+
+  void fill(const Message& message, float* to) {
+    if (message.payload == Payload::kPartial) return partial_.pack(to);
+    if (message.payload == Payload::kResult) {
+      const SharedBuffer from = result_ ? result_ : root();
+      std::copy_n(from->as<float>(), shape_.block_floats(), to);
+      return;
+    }
+    for (int i = 0; i < message.count; ++i) {
+      const int place = place_of(message, i);
+      const std::size_t floats = part_nodes(place).size() * shape_.block_floats();
+      if (floats == 0) continue;
+      const Part& part = gathered_.at(place);
+      to = std::copy_n(part.memory->as<float>() + part.offset, floats, to);
+    }
+  }
+
+  void take(const Message& message, const SharedBuffer& memory) {
+    if (message.payload == Payload::kResult) {
+      result_ = memory;
+      return;
+    }
+    if (message.payload == Payload::kParts) {
+      std::size_t offset = 0;
+      for (int i = 0; i < message.count; ++i) {
+        const int place = place_of(message, i);
+        gathered_[place] = {memory, offset};
+        offset += part_nodes(place).size() * shape_.block_floats();
+      }
+      return;
+    }
+    plan::NodeSet nodes;
+    for (int i = 0; i < message.count; ++i) nodes = plan::unite(nodes, part_nodes(place_of(message, i)));
+    if (!context_.canonical) nodes.resize(1);
+    partial_.add(nodes, memory);
+    if (!context_.canonical) partial_.merge_all();
+  }
+
+  void absorb_part(int place) {
+    const plan::NodeSet nodes = part_nodes(place);
+    if (nodes.empty()) return;
+    const auto part = gathered_.at(place);
+    partial_.add(nodes, part.memory, part.offset);
+    if (!context_.canonical) partial_.merge_all();
+  }
+
+  // The one block that is left: the root.
+  SharedBuffer root() {
+    SharedBuffer out = make_shared_buffer(shape_.block_floats());
+    if (partial_.nodes().size() != 1) throw Error("internal: a reduction ended with more than its root");
+    partial_.pack(out->as<float>());
+    return out;
+  }
+
+  const ReduceContext& context_;
+  const plan::Schedule& schedule_;
+  StateShape shape_;
+  NodeStates partial_;
+  std::map<int, Part> gathered_;  // by place
+  SharedBuffer result_;
+};
+
+// In the free order a rank brings one state: all it carries, merged.
+SharedBuffer merge_own(const ReduceContext& context, StateShape shape, SharedBuffer own) {
+  const plan::NodeSet& nodes = context.shares.nodes_of(context.communicator.rank());
+  if (nodes.size() == 1) return own;
+  NodeStates states(shape.rows, shape.row_floats, context.pool);
+  if (!nodes.empty()) states.add(nodes, own);
+  states.merge_all();
+  SharedBuffer out = make_shared_buffer(shape.block_floats());
+  if (nodes.empty()) {
+    merge::clear_rows(out->as<float>(), shape.rows, shape.row_floats);
+  } else {
+    states.pack(out->as<float>());
+  }
+  return out;
+}
+
+void allreduce_floats(Communicator& comm, std::span<float> data, void (*reduce)(float*, const float*, std::size_t)) {
+  comm.allreduce(std::as_writable_bytes(data), sizeof(float),
+                 [reduce](std::byte* lower, const std::byte* higher, std::size_t count) {
+                   reduce(reinterpret_cast<float*>(lower), reinterpret_cast<const float*>(higher), count);
+                 });
+}
+
+void max_of(float* lower, const float* higher, std::size_t count) {
+  // Not std::max: a NaN must reach the result from either side.
+  for (std::size_t i = 0; i < count; ++i) {
+    if (higher[i] > lower[i] || higher[i] != higher[i]) lower[i] = higher[i];
+  }
+}
+
+void sum_of(float* lower, const float* higher, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) lower[i] += higher[i];
+}
+
+}  // namespace
+
+SharedBuffer reduce_by_schedule(const ReduceContext& context, const plan::Schedule& schedule, StateShape shape,
+                                SharedBuffer own) {
+  if (!context.canonical) own = merge_own(context, shape, std::move(own));
+  return ScheduleRun(context, schedule, shape).run(std::move(own));
+}
+
+SharedBuffer reduce_in_two_phases(const ReduceContext& context, StateShape shape, SharedBuffer own) {
+  Communicator& comm = context.communicator;
+  own = merge_own(context, shape, std::move(own));
+  const std::size_t rest = shape.row_floats - 1;
+  std::vector<float> top(shape.rows), sums(shape.rows * rest);
+  for (std::size_t r = 0; r < shape.rows; ++r) top[r] = own->as<float>()[r * shape.row_floats];
+  allreduce_floats(comm, top, max_of);
+  for (std::size_t r = 0; r < shape.rows; ++r) {
+    const float* row = own->as<float>() + r * shape.row_floats;
+    // An empty state is selected away: its sums may hold anything.
+    const bool empty = row[0] == kEmptyMax;
+    const float weight = empty ? 0.0f : merge::state_weight(row[0], top[r]);
+    for (std::size_t i = 0; i < rest; ++i) sums[r * rest + i] = empty ? 0.0f : row[1 + i] * weight;
+  }
+  allreduce_floats(comm, sums, sum_of);
+  for (std::size_t r = 0; r < shape.rows; ++r) {
+    float* row = own->as<float>() + r * shape.row_floats;
+    row[0] = top[r];
+    std::copy_n(sums.data() + r * rest, rest, row + 1);
+  }
+  return own;
+}
+
+// As printed, flash attention's (o, lse) and all, only in base 2: o is normalised, lse one float. Where |lse| is large
+// that float is coarse; docs/exactness.md says what it costs.
+SharedBuffer reduce_as_in_paper(const ReduceContext& context, StateShape shape, SharedBuffer own) {
+  Communicator& comm = context.communicator;
+  own = merge_own(context, shape, std::move(own));
+  const std::size_t v_dim = shape.row_floats - 2;
+  std::vector<float> lse(shape.rows), top(shape.rows), numerator(shape.rows * v_dim), denominator(shape.rows);
+  for (std::size_t r = 0; r < shape.rows; ++r) {
+    const float* row = own->as<float>() + r * shape.row_floats;
+    float* o = numerator.data() + r * v_dim;
+    for (std::size_t i = 0; i < v_dim; ++i) o[i] = row[0] == kEmptyMax ? 0.0f : row[2 + i] / row[1];
+    lse[r] = row[0] == kEmptyMax ? kEmptyMax : row[0] + std::log2(row[1]);
+  }
+  top = lse;
+  allreduce_floats(comm, top, max_of);
+  for (std::size_t r = 0; r < shape.rows; ++r) {
+    denominator[r] = lse[r] == kEmptyMax ? 0.0f : merge::state_weight(lse[r], top[r]);
+    for (std::size_t i = 0; i < v_dim; ++i) numerator[r * v_dim + i] *= denominator[r];
+  }
+  allreduce_floats(comm, numerator, sum_of);
+  allreduce_floats(comm, denominator, sum_of);
+  for (std::size_t r = 0; r < shape.rows; ++r) {
+    float* row = own->as<float>() + r * shape.row_floats;
+    row[0] = top[r];
+    row[1] = denominator[r];
+    std::copy_n(numerator.data() + r * v_dim, v_dim, row + 2);
+  }
+  return own;
+}
+
+SharedBuffer reduce_scatter(const ReduceContext& context, std::span<const std::size_t> rows_of_rank, StateShape shape,
+                            SharedBuffer own) {
+  Communicator& comm = context.communicator;
+  const int rank = comm.rank();
+  const auto rows = [&](int r) {
+    return rows_of_rank[static_cast<std::size_t>(r) + 1] - rows_of_rank[static_cast<std::size_t>(r)];
+  };
+  const auto nodes = [&](int r) { return contribution(context, r, r); };
+  if (!context.canonical) own = merge_own(context, shape, std::move(own));
+  // The rows of one rank, block after block.
+  const auto slice = [&](int r) {
+    const std::size_t floats = rows(r) * shape.row_floats;
+    SharedBuffer out = make_shared_buffer(nodes(rank).size() * floats);
+    for (std::size_t n = 0; n < nodes(rank).size(); ++n) {
+      const float* block = own->as<float>() + n * shape.block_floats();
+      std::copy_n(block + rows_of_rank[static_cast<std::size_t>(r)] * shape.row_floats, floats,
+                  out->as<float>() + n * floats);
+    }
+    return out;
+  };
+  std::vector<Request> requests;
+  std::vector<SharedBuffer> part(static_cast<std::size_t>(comm.size()));
+  for (int r = 0; r < comm.size(); ++r) {
+    const std::size_t floats = nodes(r).size() * rows(rank) * shape.row_floats;
+    if (floats == 0 || r == rank) continue;
+    part[static_cast<std::size_t>(r)] = make_shared_buffer(floats);
+    requests.push_back(comm.receive(r, bytes_of(part[static_cast<std::size_t>(r)]), part[static_cast<std::size_t>(r)]));
+  }
+  for (int i = 1; i < comm.size(); ++i) {
+    const int to = (rank + i) % comm.size();  // not all to the same rank at once
+    if (rows(to) == 0 || nodes(rank).empty()) continue;
+    SharedBuffer memory = slice(to);
+    requests.push_back(comm.send(to, bytes_of(memory), memory));
+  }
+  comm.count_step();
+  comm.wait_all(requests);
+  part[static_cast<std::size_t>(rank)] = slice(rank);
+  NodeStates states(rows(rank), shape.row_floats, context.pool);
+  if (rows(rank) > 0) {
+    for (int r = 0; r < comm.size(); ++r) {
+      if (!nodes(r).empty()) states.add(nodes(r), part[static_cast<std::size_t>(r)]);
+    }
+    if (!context.canonical) states.merge_all();
+  }
+  SharedBuffer out = make_shared_buffer(rows(rank) * shape.row_floats);
+  states.pack(out->as<float>());
+  return out;
+}
+
+}  // namespace treeattn::parallel

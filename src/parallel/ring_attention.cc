@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/ring_attention.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "kernels/cpu/dispatch.h"
+#include "kernels/problem.h"
+#include "parallel/kv_ring.h"
+#include "treeattn/state.h"
+
+namespace treeattn::parallel {
+namespace {
+
+// Adds the time it lives to a sum.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
+  ~Stopwatch() { seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+ private:
+  double& seconds_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// Queries at consecutive positions, and what they have seen so far.
+struct QueryBlock {
+  QueryView q;
+  std::int64_t first = 0;  // position
+  std::size_t row = 0;     // of out, in tokens
+  NodeStates states;
+};
+
+SharedBuffer attend(const AttentionInput& in, const AttentionOptions& options, const plan::NodeSet& nodes,
+                    ThreadPool& pool) {
+  const kernels::Problem problem = kernels::make_problem(in, options, &nodes);
+  SharedBuffer states =
+      make_shared_buffer(nodes.size() * static_cast<std::size_t>(problem.rows()) * state_floats(in.v.head_dim));
+  kernels::attention_states_on(kernels::active_target(), problem, states->as<float>(), pool);
+  return states;
+}
+
+// Blocks on the grid of the chunks: the same on any number of ranks, and so are the kernel calls made for them.
+std::vector<QueryBlock> query_blocks(const PrefillCall& call, ThreadPool& pool) {
+  const std::int64_t chunk = call.store.config().order.chunk_tokens;
+  const std::size_t row_floats = state_floats(call.store.config().v_dim);
+  std::vector<QueryBlock> blocks;
+  std::int64_t row = 0;
+  for (const TokenRange& range : call.queries) {
+    const std::int64_t end = range.first + range.count;
+    for (std::int64_t first = range.first; first < end; first = first / chunk * chunk + chunk) {
+      QueryView q = call.q;
+      q.queries = std::min(first / chunk * chunk + chunk, end) - first;
+      const std::int64_t offset = row * q.query_stride * static_cast<std::int64_t>(dtype_size(q.dtype));
+      q.data = static_cast<const std::byte*>(q.data) + offset;
+      NodeStates states(static_cast<std::size_t>(q.queries * q.heads), row_floats, pool);
+      blocks.push_back({q, first, static_cast<std::size_t>(row), std::move(states)});
+      row += q.queries;
+    }
+  }
+  return blocks;
+}
+
+}  // namespace
+
+SharedBuffer ring_decode(const DecodeCall& call, ThreadPool& pool, double& local_seconds) {
+  const StateShape shape = call.shape();
+  NodeStates states(shape.rows, shape.row_floats, pool);
+  KvRing(call.store, call.layer, call.sequences).pass_round([&](const KvBatch& batch, const plan::NodeSet& nodes) {
+    const Stopwatch watch(local_seconds);
+    states.add(nodes, attend(input_of(call, batch), without_sinks(call.options), nodes, pool));
+  });
+  SharedBuffer root = make_shared_buffer(shape.block_floats());
+  states.pack(root->as<float>());
+  return root;
+}
+
+void ring_prefill(const PrefillCall& call, bool collect_first, std::span<float> out, std::span<float> lse,
+                  ThreadPool& pool, double& local_seconds) {
+  std::vector<QueryBlock> blocks = query_blocks(call, pool);
+  const auto work = [&](const KvBatch& batch, const plan::NodeSet& nodes) {
+    const Stopwatch watch(local_seconds);
+    for (QueryBlock& block : blocks) {
+      AttentionInput in;
+      in.q = block.q;
+      in.k = batch.k;
+      in.v = batch.v;
+      in.lengths = batch.lengths;
+      in.first_query = {&block.first, 1};
+      in.order = call.store.config().order;
+      block.states.add(nodes, attend(in, without_sinks(call.options), nodes, pool));
+    }
+  };
+  KvRing ring(call.store, call.layer, {&call.sequence, 1});
+  collect_first ? ring.collect(work) : ring.pass_round(work);
+
+  const std::size_t heads = static_cast<std::size_t>(call.q.heads);
+  const std::size_t v_dim = static_cast<std::size_t>(call.store.config().v_dim);
+  for (const QueryBlock& block : blocks) {
+    const std::size_t rows = static_cast<std::size_t>(block.q.queries) * heads;
+    const std::size_t first = block.row * heads;
+    finalize_states({block.states.block(0), block.states.block_floats()}, call.store.config().v_dim, call.options.sinks,
+                    out.subspan(first * v_dim, rows * v_dim), lse.empty() ? lse : lse.subspan(first, rows));
+  }
+}
+
+}  // namespace treeattn::parallel

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tree Attention over a sharded cache: every rank attends to what it carries, the states are reduced, the root is
+// finalised.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "parallel/kv_store.h"
+#include "parallel/reduce.h"
+#include "plan/schedule.h"
+#include "treeattn/parallel_attention.h"
+
+namespace treeattn::parallel {
+
+// One decode call, as every rank makes it.
+struct DecodeCall {
+  const KvStore& store;
+  int layer = 0;
+  std::span<const SequenceId> sequences;
+  QueryView q;
+  AttentionOptions options;
+  std::span<const std::int64_t> first_query;
+
+  StateShape shape() const;
+};
+
+// The attention call on one batch of keys, without the sinks, which finalize adds once.
+AttentionInput input_of(const DecodeCall& call, const KvBatch& batch);
+AttentionOptions without_sinks(AttentionOptions options);
+
+// Throws what attend_locally would throw for a bad call, on every rank, whatever it carries.
+void check_call(const DecodeCall& call);
+
+// Bytes of K and V of these sequences that each rank carries.
+std::vector<std::uint64_t> kv_bytes_of_ranks(const KvStore& store, std::span<const SequenceId> sequences);
+
+// The leaves: states [nodes of this rank, rows] of what this rank carries.
+SharedBuffer attend_locally(const DecodeCall& call, ThreadPool& pool);
+
+// The tree: from these to the root's state, on every rank. Any strategy but kRing and kAuto; `schedule` is this rank's
+// view of it for those that have one.
+SharedBuffer reduce_states(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context,
+                           StateShape shape, SharedBuffer own);
+
+// Heads [first, last) that rank `rank` of `size` gets when the result is spread over the ranks.
+struct HeadRange {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+};
+HeadRange heads_of_rank(std::int64_t heads, int rank, int size);
+
+// Instead of reduce_states: only this rank's heads, [batch, queries, its heads].
+SharedBuffer reduce_states_by_heads(const ReduceContext& context, const DecodeCall& call, SharedBuffer own);
+
+}  // namespace treeattn::parallel

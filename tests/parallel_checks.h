@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+// What must hold of attention over a sharded cache, whatever carries the bytes: the same checks run over threads and
+// over MPI. Every rank runs them; a check returns what went wrong, so that a failing rank does not leave the others
+// waiting.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/case_list.h"
+#include "kernels/cpu/dispatch.h"
+#include "plan/cost.h"
+#include "treeattn/error.h"
+#include "treeattn/parallel_attention.h"
+
+namespace treeattn::testing_parallel {
+
+using Failures = std::vector<std::string>;
+
+inline bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
+}
+
+struct Output {
+  std::vector<float> out, lse;
+  bool same_bits_as(const Output& other) const { return same_bits(out, other.out) && same_bits(lse, other.lse); }
+
+ private:
+  static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+    return testing_parallel::same_bits(std::span<const float>(a), std::span<const float>(b));
+  }
+};
+
+// One sequence of a batch, as a view of its own.
+inline KvView sequence_view(const KvView& view, std::int64_t batch, std::int64_t length) {
+  KvView out = view;
+  out.batch = 1;
+  out.tokens = length;
+  const auto size = static_cast<std::int64_t>(dtype_size(view.dtype));
+  if (view.page_tokens > 0) {
+    out.page_table = view.page_table + batch * view.pages_per_sequence;
+  } else {
+    out.data = static_cast<const std::byte*>(view.data) + batch * view.batch_stride * size;
+    if (view.scales != nullptr) out.scales = view.scales + batch * view.scale_batch_stride;
+  }
+  return out;
+}
+
+// A case of the one list, with the answer of one machine (bits) and of the oracle.
+struct PreparedCase {
+  explicit PreparedCase(kernels::Case shape, std::uint64_t seed) : data(moved_to_zero(std::move(shape)), seed) {
+    ThreadPool pool(1);
+    const kernels::Problem problem = kernels::make_problem(data.input(), data.options());
+    single = empty_output();
+    attention(data.input(), data.options(), single.out, single.lse, pool);
+    // A rank merges its nodes one after the other, at most two a level; then come the sums of up to 2^5 ranks.
+    kernels::ErrorModel model = kernels::error_model(kernels::active_target(), problem);
+    model.extra_merges = 2 * plan::log2_exact(problem.order.branches) + 5 + 1;
+    in_free_order = kernels::reference_attention(problem, model);
+    model.lse_error = 4 * model.unit_roundoff;
+    as_in_paper = kernels::reference_attention(problem, model);
+  }
+
+  // A cache starts at position 0.
+  static kernels::Case moved_to_zero(kernels::Case shape) {
+    for (auto& first : shape.first_query) first -= shape.first_key;
+    shape.first_key = 0;
+    return shape;
+  }
+
+  Output empty_output() const {
+    const kernels::Case& s = data.shape();
+    const auto rows = static_cast<std::size_t>(s.batch * s.queries * s.heads);
+    return {std::vector<float>(rows * static_cast<std::size_t>(s.v_dim)), std::vector<float>(rows)};
+  }
+
+  KvCacheConfig config() const {
+    const kernels::Case& s = data.shape();
+    return {1, s.kv_heads, s.head_dim, s.v_dim, s.k_type, s.v_type, s.order};
+  }
+
+  // In two unequal bites, so that a chunk is filled by more than one call.
+  std::vector<SequenceId> fill(KvCache& cache) const {
+    const AttentionInput in = data.input();
+    std::vector<SequenceId> ids;
+    for (std::int64_t b = 0; b < data.shape().batch; ++b) {
+      const std::int64_t length = data.length(b);
+      ids.push_back(cache.add_sequence());
+      const KvView k = sequence_view(in.k, b, length), v = sequence_view(in.v, b, length);
+      cache.extend(ids.back(), length);
+      if (length > 0) cache.write(ids.back(), 0, 0, k, v);
+    }
+    return ids;
+  }
+
+  Output decode(ParallelAttention& attention, const KvCache& cache, std::span<const SequenceId> ids,
+                ThreadPool& pool) const {
+    Output got = empty_output();
+    attention.decode(cache, 0, ids, data.input().q, data.options(), got.out, got.lse, pool, Result::kReplicated,
+                     data.shape().first_query);
+    return got;
+  }
+
+  // The largest error in units of its bound, for a strategy that does not follow the canonical tree.
+  double error(const Output& got, Strategy strategy) const {
+    const kernels::ReferenceResult& want = strategy == Strategy::kPaper ? as_in_paper : in_free_order;
+    double worst = 0;
+    for (std::size_t i = 0; i < got.out.size(); ++i) {
+      worst = std::max(worst, kernels::error_in_bounds(got.out[i], want.out[i], want.out_bound[i]));
+    }
+    for (std::size_t i = 0; i < got.lse.size(); ++i) {
+      worst = std::max(worst, kernels::error_in_bounds(got.lse[i], want.lse[i], want.lse_bound[i]));
+    }
+    return worst;
+  }
+
+  kernels::CaseData data;
+  Output single;                           // of attention() on one machine
+  kernels::ReferenceResult in_free_order;  // the oracle, with the bound of merges that follow the ranks
+  kernels::ReferenceResult as_in_paper;    // and of parts that are weighed by their lse
+};
+
+inline std::vector<std::unique_ptr<PreparedCase>> prepared_cases(std::size_t every, std::size_t first = 0) {
+  std::vector<std::unique_ptr<PreparedCase>> out;
+  const std::vector<kernels::Case> list = kernels::case_list();
+  for (std::size_t i = first; i < list.size(); i += every)
+    out.push_back(std::make_unique<PreparedCase>(list[i], i + 1));
+  return out;
+}
+
+// Whether all ranks hold the same bits.
+inline bool all_ranks_agree(Communicator& world, const Output& output) {
+  std::vector<float> mine = output.out;
+  mine.insert(mine.end(), output.lse.begin(), output.lse.end());
+  std::vector<float> all(mine.size() * static_cast<std::size_t>(world.size()));
+  world.allgather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+  for (int r = 0; r < world.size(); ++r) {
+    const auto part = std::span<const float>(all).subspan(static_cast<std::size_t>(r) * mine.size(), mine.size());
+    if (!same_bits(part, std::span<const float>(mine))) return false;
+  }
+  return true;
+}
+
+// Uneven on purpose; every third rank carries nothing.
+inline std::vector<double> uneven_weights(int ranks) {
+  std::vector<double> weights(static_cast<std::size_t>(ranks));
+  for (std::size_t r = 0; r < weights.size(); ++r) weights[r] = r % 3 == 2 ? 0.0 : 1.0 + 0.7 * static_cast<double>(r);
+  return weights;
+}
+
+// Every strategy on every case: the bits of one machine where they are promised, the derived bound where not, and the
+// same on all ranks always.
+inline Failures check_strategies(const std::shared_ptr<Communicator>& world,
+                                 std::span<const std::unique_ptr<PreparedCase>> cases,
+                                 std::span<const double> weights = {}) {
+  Failures failures;
+  ThreadPool pool(1 + world->rank() % 2);
+  for (const auto& prepared : cases) {
+    KvCache cache(world, prepared->config(), weights);
+    const std::vector<SequenceId> ids = prepared->fill(cache);
+    for (const Strategy strategy : kAllStrategies) {
+      for (const bool canonical : {true, false}) {
+        if (!canonical && (strategy == Strategy::kRing || !treeattn::same_bits(strategy))) continue;
+        ParallelAttention attention(world, {strategy, canonical});
+        const auto named = [&] {
+          return fmt::format("{} by {}{} on {} ranks", prepared->data.shape().name, strategy_name(strategy),
+                             canonical ? "" : " in free order", world->size());
+        };
+        Output got;
+        try {
+          got = prepared->decode(attention, cache, ids, pool);
+        } catch (const std::exception& error) {
+          throw Error(named() + ": " + error.what());
+        }
+        const bool agree = all_ranks_agree(*world, got);
+        const bool exact = canonical && treeattn::same_bits(strategy);
+        const bool right = exact ? got.same_bits_as(prepared->single) : prepared->error(got, strategy) <= 1;
+        if (right && agree) continue;
+        const char* wrong = agree ? (exact ? "other bits" : "beyond its bound") : "ranks disagree";
+        failures.push_back(named() + ": " + wrong);
+      }
+    }
+  }
+  return failures;
+}
+
+// Bytes sent by all ranks together, one call, against the cost model, and against the closed forms where the shares are
+// nodes of the tree.
+inline Failures check_bytes(const std::shared_ptr<Communicator>& world, std::span<const double> weights = {}) {
+  Failures failures;
+  ThreadPool pool(1);
+  kernels::Case shape;
+  shape.name = "bytes";
+  shape.batch = 2;
+  shape.tokens = 1111;
+  shape.lengths = {1111, 700};
+  shape.order = {64, 16};
+  const PreparedCase prepared(shape, 7);
+  KvCache cache(world, prepared.config(), weights);
+  const std::vector<SequenceId> ids = prepared.fill(cache);
+  const int p = world->size();
+  plan::Network network;
+  for (int r = 0; r < p; ++r) network.node_of_rank.push_back(world->node_of(r));
+  const plan::Shares shares(p, {cache.rank_of_leaf().begin(), cache.rank_of_leaf().end()});
+  plan::ReductionSize size;
+  size.rows = shape.batch * shape.queries * shape.heads;
+  size.v_dim = shape.v_dim;
+  std::uint64_t kv_bytes = 0;
+  const std::size_t token = static_cast<std::size_t>(shape.kv_heads * (shape.head_dim + shape.v_dim)) * 4;
+  size.kv_bytes_of_rank.assign(static_cast<std::size_t>(p), 0);
+  for (std::int64_t b = 0; b < shape.batch; ++b)
+    kv_bytes += static_cast<std::uint64_t>(prepared.data.length(b)) * token;
+  std::int64_t mine = 0;
+  for (const SequenceId id : ids) mine += cache.carried_tokens(id);
+  std::uint64_t my_bytes = static_cast<std::uint64_t>(mine) * token;
+  world->allgather(std::as_bytes(std::span(&my_bytes, 1)), std::as_writable_bytes(std::span(size.kv_bytes_of_rank)));
+  const bool aligned = weights.empty() && (p & (p - 1)) == 0 && p <= 16;
+  for (const Strategy strategy : kAllStrategies) {
+    for (const bool canonical : {true, false}) {
+      ParallelAttention attention(world, {strategy, canonical});
+      prepared.decode(attention, cache, ids, pool);
+      std::uint64_t sums[3] = {attention.report().traffic.bytes, attention.report().traffic.messages,
+                               attention.report().traffic.remote_bytes};
+      world->allreduce(std::as_writable_bytes(std::span(sums)), sizeof(std::uint64_t),
+                       [](std::byte* lower, const std::byte* higher, std::size_t count) {
+                         for (std::size_t i = 0; i < count; ++i) {
+                           reinterpret_cast<std::uint64_t*>(lower)[i] +=
+                               reinterpret_cast<const std::uint64_t*>(higher)[i];
+                         }
+                       });
+      const plan::Cost cost = plan::cost_of(strategy, network, shares, size, canonical);
+      const std::uint64_t steps = attention.report().traffic.steps;
+      const auto expect = [&](const char* what, std::uint64_t got, std::uint64_t want) {
+        if (got == want) return;
+        failures.push_back(fmt::format("{} of {} (canonical {}) on {} ranks: {}, formula {}", what,
+                                       strategy_name(strategy), canonical, p, got, want));
+      };
+      expect("bytes", sums[0], cost.bytes);
+      expect("bytes between nodes", sums[2], cost.remote_bytes);
+      expect("steps", steps, cost.steps);
+      if (strategy == Strategy::kRing) {
+        expect("closed form", sums[0], plan::ring_decode_bytes(size.kv_bytes_of_rank));
+        expect("closed form of all K and V", sums[0], static_cast<std::uint64_t>(p - 1) * kv_bytes);
+      } else {
+        expect("messages", sums[1], cost.messages);
+      }
+      if (!aligned && (canonical || !weights.empty())) continue;
+      if (strategy == Strategy::kGather) expect("closed form", sums[0], plan::gather_decode_bytes(p, size));
+      if (strategy == Strategy::kPaper || strategy == Strategy::kTwoPhase || strategy == Strategy::kMerge) {
+        expect("closed form", sums[0], plan::tree_decode_bytes(p, size));
+      }
+    }
+  }
+  return failures;
+}
+
+// The queries of one rank, and what prefill makes of them.
+struct PrefillShare {
+  std::vector<TokenRange> ranges;
+  Output output;
+};
+
+inline PrefillShare prefill_on(const std::shared_ptr<Communicator>& world, const PreparedCase& prepared,
+                               std::span<const double> weights, bool collect, ThreadPool& pool) {
+  const kernels::Case& shape = prepared.data.shape();
+  const QueryView all = prepared.data.input().q;
+  KvCache cache(world, prepared.config(), weights);
+  const SequenceId id = prepared.fill(cache).front();
+  const std::int64_t first = prepared.data.length(0) - shape.queries;
+  PrefillShare share;
+  share.ranges = cache.carried(id, first, shape.queries);
+  std::vector<float> q;
+  std::int64_t tokens = 0;
+  for (const TokenRange& range : share.ranges) {
+    const float* from = static_cast<const float*>(all.data) + (range.first - first) * all.query_stride;
+    q.insert(q.end(), from, from + range.count * all.query_stride);
+    tokens += range.count;
+  }
+  share.output.out.resize(static_cast<std::size_t>(tokens * shape.heads * shape.v_dim));
+  share.output.lse.resize(static_cast<std::size_t>(tokens * shape.heads));
+  ParallelAttention attention(world);
+  attention.prefill(cache, 0, id, first, shape.queries,
+                    QueryView::dense(q.data(), DType::kFloat32, 1, tokens, shape.heads, shape.head_dim),
+                    prepared.data.options(), share.output.out, share.output.lse, pool, collect);
+  return share;
+}
+
+// A prefill of the last shape.queries tokens, and its result on one rank, which must be right. Requires dense float32
+// queries.
+struct PreparedPrefill {
+  explicit PreparedPrefill(const kernels::Case& shape) : prepared(shape, 11) {
+    ThreadPool pool(1);
+    one = prefill_on(self_communicator(), prepared, {}, false, pool).output;
+  }
+  double error() const { return prepared.error(one, Strategy::kRing); }
+
+  PreparedCase prepared;
+  Output one;
+};
+
+// By ring and by collecting K and V: the bits of one rank.
+inline Failures check_prefill(const std::shared_ptr<Communicator>& world, const PreparedPrefill& prefill,
+                              std::span<const double> weights = {}) {
+  Failures failures;
+  ThreadPool pool(1 + world->rank() % 2);
+  const kernels::Case& shape = prefill.prepared.data.shape();
+  const std::int64_t first = prefill.prepared.data.length(0) - shape.queries;
+  for (const bool collect : {false, true}) {
+    const PrefillShare got = prefill_on(world, prefill.prepared, weights, collect, pool);
+    Output want;
+    for (const TokenRange& range : got.ranges) {
+      const std::int64_t begin = (range.first - first) * shape.heads, count = range.count * shape.heads;
+      want.out.insert(want.out.end(), prefill.one.out.begin() + begin * shape.v_dim,
+                      prefill.one.out.begin() + (begin + count) * shape.v_dim);
+      want.lse.insert(want.lse.end(), prefill.one.lse.begin() + begin, prefill.one.lse.begin() + begin + count);
+    }
+    if (got.output.same_bits_as(want)) continue;
+    failures.push_back(
+        fmt::format("{} on {} ranks{}: other bits", shape.name, world->size(), collect ? ", collected" : ""));
+  }
+  return failures;
+}
+
+// Prefills that have something particular.
+inline std::vector<kernels::Case> prefill_cases() {
+  kernels::Case shape;
+  shape.name = "prefill";
+  shape.tokens = 700;
+  shape.queries = 611;
+  shape.causal = true;
+  shape.order = {64, 16};
+  std::vector<kernels::Case> cases = {shape};
+  shape.name = "prefill, contiguous, window, sinks, bfloat16 cache";
+  shape.order = {64, 8, Placement::kContiguous, 128};
+  shape.window = 100;
+  shape.sinks = true;
+  shape.k_type = shape.v_type = DType::kBFloat16;
+  cases.push_back(shape);
+  shape.name = "prefill, int8 cache, alibi";
+  shape.window = 0;
+  shape.alibi = true;
+  shape.k_type = shape.v_type = DType::kInt8;
+  cases.push_back(shape);
+  return cases;
+}
+
+}  // namespace treeattn::testing_parallel

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention over a sharded cache with ranks as threads: every strategy, many rank counts, the same bits.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+
+#include "decode_loop.h"
+#include "parallel_checks.h"
+#include "treeattn/error.h"
+
+namespace treeattn {
+namespace {
+
+using testing_parallel::Failures;
+using testing_parallel::Loop;
+using testing_parallel::Output;
+using testing_parallel::PreparedCase;
+
+// Under a sanitizer: every n-th case.
+std::size_t thinning() {
+  const char* given = std::getenv("TREEATTN_TEST_THINNING");
+  return given != nullptr ? static_cast<std::size_t>(std::max(1, std::atoi(given))) : 1;
+}
+
+// Runs a check on all ranks and reports what any of them found.
+void expect_on_ranks(int ranks, const std::function<Failures(const std::shared_ptr<Communicator>&)>& check,
+                     RankOptions options = {}) {
+  std::mutex mutex;
+  Failures all;
+  run_ranks(
+      ranks,
+      [&](std::shared_ptr<Communicator> world) {
+        const Failures failures = check(world);
+        const std::scoped_lock lock(mutex);
+        for (const std::string& failure : failures) {
+          all.push_back("rank " + std::to_string(world->rank()) + ": " + failure);
+        }
+      },
+      options);
+  for (const std::string& failure : all) ADD_FAILURE() << failure;
+}
+
+class RankCount : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, RankCount, testing::Values(1, 2, 3, 4, 5, 7, 8, 16), testing::PrintToStringParamName());
+
+// The whole list on four ranks, a part of it, another one each time, on the others.
+TEST_P(RankCount, EveryStrategyOnTheCaseList) {
+  const int ranks = GetParam();
+  const std::size_t every = (ranks == 4 ? 1 : 5) * thinning();
+  const auto cases = testing_parallel::prepared_cases(every, static_cast<std::size_t>(ranks) % every);
+  expect_on_ranks(ranks, [&](const auto& world) { return testing_parallel::check_strategies(world, cases); });
+}
+
+TEST_P(RankCount, UnequalSharesAndRanksThatCarryNothing) {
+  const int ranks = GetParam();
+  const auto cases = testing_parallel::prepared_cases(13 * thinning(), 3);
+  const std::vector<double> weights = testing_parallel::uneven_weights(ranks);
+  expect_on_ranks(ranks, [&](const auto& world) { return testing_parallel::check_strategies(world, cases, weights); });
+}
+
+// Two nodes whose ranks are not next to each other.
+TEST_P(RankCount, RanksOfANodeNeedNotBeNeighbours) {
+  const int ranks = GetParam();
+  const auto cases = testing_parallel::prepared_cases(17 * thinning(), 5);
+  RankOptions options;
+  for (int r = 0; r < ranks; ++r) options.nodes.push_back(r % 2);
+  expect_on_ranks(
+      ranks, [&](const auto& world) { return testing_parallel::check_strategies(world, cases); }, options);
+}
+
+TEST_P(RankCount, BytesSentAreThoseOfTheFormulas) {
+  const int ranks = GetParam();
+  const std::vector<double> weights = testing_parallel::uneven_weights(ranks);
+  for (const int nodes : {1, 2, 3}) {
+    RankOptions options;
+    for (int r = 0; r < ranks; ++r) options.nodes.push_back(r * nodes / ranks);
+    expect_on_ranks(
+        ranks, [&](const auto& world) { return testing_parallel::check_bytes(world); }, options);
+    expect_on_ranks(
+        ranks, [&](const auto& world) { return testing_parallel::check_bytes(world, weights); }, options);
+  }
+}
+
+TEST_P(RankCount, PrefillByRingAndByCollecting) {
+  const int ranks = GetParam();
+  const std::vector<double> weights = testing_parallel::uneven_weights(ranks);
+  for (const kernels::Case& shape : testing_parallel::prefill_cases()) {
+    const testing_parallel::PreparedPrefill prefill(shape);
+    EXPECT_LE(prefill.error(), 1) << shape.name;
+    expect_on_ranks(ranks, [&](const auto& world) { return testing_parallel::check_prefill(world, prefill); });
+    expect_on_ranks(ranks, [&](const auto& world) { return testing_parallel::check_prefill(world, prefill, weights); });
+  }
+}
+
+// Each rank its heads; all of them together are the whole.
+TEST_P(RankCount, ResultByHeads) {
+  const int ranks = GetParam();
+  const auto cases = testing_parallel::prepared_cases(11 * thinning(), 1);
+  expect_on_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
+    Failures failures;
+    ThreadPool pool(1);
+    for (const auto& prepared : cases) {
+      const kernels::Case& shape = prepared->data.shape();
+      KvCache cache(world, prepared->config());
+      const auto ids = prepared->fill(cache);
+      const std::int64_t first = shape.heads * world->rank() / ranks, last = shape.heads * (world->rank() + 1) / ranks;
+      const auto queries = static_cast<std::size_t>(shape.batch * shape.queries);
+      const auto heads = static_cast<std::size_t>(last - first), v_dim = static_cast<std::size_t>(shape.v_dim);
+      Output got{std::vector<float>(queries * heads * v_dim), std::vector<float>(queries * heads)}, want;
+      ParallelAttention attention(world, {Strategy::kMerge});
+      attention.decode(cache, 0, ids, prepared->data.input().q, prepared->data.options(), got.out, got.lse, pool,
+                       Result::kByHeads, shape.first_query);
+      for (std::size_t i = 0; i < queries; ++i) {
+        for (std::int64_t h = first; h < last; ++h) {
+          const std::size_t row = i * static_cast<std::size_t>(shape.heads) + static_cast<std::size_t>(h);
+          want.lse.push_back(prepared->single.lse[row]);
+          const float* out = prepared->single.out.data() + row * v_dim;
+          want.out.insert(want.out.end(), out, out + v_dim);
+        }
+      }
+      if (!got.same_bits_as(want)) failures.push_back(shape.name + ": other bits");
+    }
+    return failures;
+  });
+}
+
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string name = (std::filesystem::temp_directory_path() / "treeattn-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw Error("no temporary directory");
+    path_ = name;
+  }
+  ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Every step has the same bits on any number of ranks, through rebalancing, saving and loading.
+TEST_P(RankCount, DecodeLoopThroughRebalanceSaveAndLoad) {
+  const int ranks = GetParam();
+  const Loop loop;
+  const auto want = loop.undisturbed();
+  const TemporaryDirectory directory;
+  constexpr std::int64_t kRebalanceAt = 15, kSaveAt = 30;
+  std::atomic<int> wrong = 0;
+  const auto check = [&](const std::vector<float>& got, std::int64_t step) {
+    const std::span<const float> expected = want[static_cast<std::size_t>(step)];
+    if (!testing_parallel::same_bits(std::span<const float>(got), expected)) ++wrong;
+  };
+  run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
+    ThreadPool pool(1);
+    KvCache cache(world, loop.config());
+    ParallelAttention attention(world, {Strategy::kMerge});
+    const SequenceId id = cache.add_sequence();
+    loop.append(cache, id, 0, Loop::kPrompt);
+    for (std::int64_t step = 0; step < kSaveAt; ++step) {
+      if (step == kRebalanceAt) cache.rebalance(testing_parallel::uneven_weights(ranks));
+      loop.append(cache, id, Loop::kPrompt + step, 1);
+      check(loop.decode(attention, cache, id, step, pool), step);
+    }
+    cache.save(directory.path());
+  });
+  const int others = ranks == 3 ? 5 : 3;
+  run_ranks(others, [&](std::shared_ptr<Communicator> world) {
+    ThreadPool pool(2);
+    KvCache cache = KvCache::load(world, directory.path());
+    ParallelAttention attention(world, {Strategy::kGather});
+    const SequenceId id = cache.sequences().front();
+    for (std::int64_t step = kSaveAt; step < Loop::kSteps; ++step) {
+      loop.append(cache, id, Loop::kPrompt + step, 1);
+      check(loop.decode(attention, cache, id, step, pool), step);
+    }
+  });
+  EXPECT_EQ(wrong, 0);
+}
+
+// A rank is lost in the middle; the others go on without it, get only its branches again, and the bits do not change.
+TEST(LostRank, SurvivorsGoOnWithTheSameBits) {
+  const Loop loop;
+  const auto want = loop.undisturbed();
+  constexpr std::int64_t kLostAt = 20;
+  for (const int ranks : {2, 3, 5, 8}) {
+    for (const int lost : {0, ranks - 1}) {
+      std::atomic<int> wrong = 0, recovered = 0;
+      RankOptions options;
+      options.deadline = Seconds(2.0);
+      run_ranks(
+          ranks,
+          [&](std::shared_ptr<Communicator> world) {
+            ThreadPool pool(1);
+            KvCache cache(world, loop.config());
+            auto attention = std::make_unique<ParallelAttention>(world, ParallelOptions{Strategy::kMerge});
+            const SequenceId id = cache.add_sequence();
+            loop.append(cache, id, 0, Loop::kPrompt);
+            for (std::int64_t step = 0; step < Loop::kSteps; ++step) {
+              if (step == kLostAt && world->size() == ranks && world->rank() == lost) return;
+              if (cache.length(id) == Loop::kPrompt + step) loop.append(cache, id, Loop::kPrompt + step, 1);
+              try {
+                const std::vector<float> out = loop.decode(*attention, cache, id, step, pool);
+                const std::span<const float> expected = want[static_cast<std::size_t>(step)];
+                if (!testing_parallel::same_bits(std::span<const float>(out), expected)) ++wrong;
+              } catch (const LostRanks& error) {
+                if (error.ranks() != std::vector<int>{lost}) ++wrong;
+                world = world->shrink();
+                for (const TokenRange& range : cache.adopt(world)) loop.write(cache, range);
+                attention = std::make_unique<ParallelAttention>(world, ParallelOptions{Strategy::kMerge});
+                step = Loop::last_step(cache, id) - 1;
+                ++recovered;
+              }
+            }
+          },
+          options);
+      EXPECT_EQ(wrong, 0) << "rank " << lost << " of " << ranks;
+      EXPECT_EQ(recovered, ranks - 1) << "rank " << lost << " of " << ranks;
+    }
+  }
+}
+
+// kAuto picks one that promises the same bits, and says why.
+TEST(Auto, ChoosesWithTheSameBitsAndSaysWhy) {
+  const auto cases = testing_parallel::prepared_cases(29 * thinning());
+  for (const int ranks : {1, 2, 5}) {
+    expect_on_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {
+      Failures failures;
+      ThreadPool pool(1);
+      for (const auto& prepared : cases) {
+        KvCache cache(world, prepared->config());
+        const auto ids = prepared->fill(cache);
+        ParallelAttention attention(world);
+        const Output got = prepared->decode(attention, cache, ids, pool);
+        if (!got.same_bits_as(prepared->single)) failures.push_back(prepared->data.shape().name + ": other bits");
+        if (ranks > 1 && attention.why().find("chosen") == std::string::npos) failures.push_back("no reason given");
+      }
+      return failures;
+    });
+  }
+}
+
+// Wrong arguments are refused on every rank before anything is sent, and the next call works.
+TEST(BadCalls, AreRefusedOnEveryRankAndLeaveNothingBehind) {
+  kernels::Case shape;
+  shape.name = "small";
+  const PreparedCase prepared(shape, 3);
+  expect_on_ranks(3, [&](const std::shared_ptr<Communicator>& world) {
+    Failures failures;
+    ThreadPool pool(1);
+    KvCache cache(world, prepared.config());
+    const auto ids = prepared.fill(cache);
+    ParallelAttention attention(world, {Strategy::kMerge});
+    const auto refused = [&](const std::string& named, const std::function<void()>& call) {
+      try {
+        call();
+        failures.push_back(named + " accepted");
+      } catch (const InvalidArgument& error) {
+        if (std::string(error.what()).find(named) == std::string::npos) failures.push_back(error.what());
+      }
+    };
+    Output got = prepared.empty_output();
+    const QueryView q = prepared.data.input().q;
+    const auto decode = [&](const QueryView& queries, int layer, std::span<float> out, AttentionOptions options = {}) {
+      attention.decode(cache, layer, ids, queries, options, out, got.lse, pool);
+    };
+    refused("layer = 1", [&] { decode(q, 1, got.out); });
+    refused("out holds 3", [&] { decode(q, 0, std::span(got.out).first(3)); });
+    QueryView other = q;
+    other.heads = 3;
+    refused("q.heads = 3", [&] { decode(other, 0, got.out); });
+    other = q;
+    other.head_dim = 32;
+    refused("q.head_dim = 32", [&] { decode(other, 0, got.out); });
+    other = q;
+    other.batch = 2;
+    refused("q.batch = 2", [&] { decode(other, 0, got.out); });
+    AttentionOptions options;
+    options.window = -1;
+    refused("window = -1", [&] { decode(q, 0, got.out, options); });
+    if (!prepared.decode(attention, cache, ids, pool).same_bits_as(prepared.single)) failures.push_back("other bits");
+    return failures;
+  });
+}
+
+}  // namespace
+}  // namespace treeattn
