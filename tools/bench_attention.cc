@@ -308,6 +308,7 @@ Command add_bench_attention(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("attention", "Attention on this processor, against its limits");
   auto options = std::make_shared<BenchOptions>();
   options->shape.add_to(*app);
+  options->shape.add_layout_to(*app);
   app->add_option("--threads", options->threads, "Threads (default: all cores)")->type_name("N");
   app->add_option("--repeat", options->repeat, "Calls per line; the median counts (default: one second, at least 5)")
       ->type_name("N");

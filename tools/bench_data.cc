@@ -12,19 +12,27 @@
 namespace treeattn::tools {
 namespace {
 
-constexpr std::size_t kRowsPerTask = 1024;
+constexpr std::int64_t kTokensPerTask = 64;
 
 constexpr std::size_t kValues = 4 * 255 + 1;
 constexpr float kUnit = 1.7320508f / 256.0f;  // gives the sum of four bytes a variance of 1
 constexpr float kLargest = 510.0f * kUnit;
+constexpr std::size_t kMostDim = 256;
+
+// Neighbouring numbers go far apart (the finaliser of splitmix64).
+std::uint64_t mix(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
 
 // Sixteen xorshift generators side by side, so that the compiler makes SIMD of it.
 class Noise {
  public:
   explicit Noise(std::uint64_t seed) {
     for (std::uint32_t& state : states_) {
-      seed = (seed + 1) * 0x9e3779b97f4a7c15ull;
-      state = static_cast<std::uint32_t>(seed >> 32) | 1;  // any but zero
+      seed += 0x9e3779b97f4a7c15ull;
+      state = static_cast<std::uint32_t>(mix(seed) >> 32) | 1;  // any but zero
     }
   }
 
@@ -50,48 +58,55 @@ class Noise {
   std::uint32_t states_[kLanes];
 };
 
-// Rows of noise in one type.
-class RowMaker {
- public:
-  RowMaker(DType dtype, std::int64_t dim)
-      : size_(dtype_size(dtype)), dim_(static_cast<std::size_t>(dim)), table_(kValues * size_) {
-    const float scale = dtype == DType::kInt8 ? kInt8Scale : 1.0f;
-    for (std::size_t i = 0; i < kValues; ++i) {
-      const float value = (static_cast<float>(i) - 510.0f) * kUnit;
-      base::store_from_float(table_.data() + i * size_, value / scale, dtype);
-    }
-  }
-
-  std::size_t row_bytes() const { return dim_ * size_; }
-
-  void make(Noise& noise, std::byte* out) const {
-    std::uint16_t index[kMostDim + Noise::kLanes];
-    noise.fill(index, dim_);
-    // One width each, so that a copy is one instruction.
-    if (size_ == 1) return copy<1>(index, out);
-    if (size_ == 2) return copy<2>(index, out);
-    return copy<4>(index, out);
-  }
-
-  static constexpr float kInt8Scale = kLargest / 127.0f;
-
- private:
-  static constexpr std::size_t kMostDim = 256;
-
-  template <std::size_t kSize>
-  void copy(const std::uint16_t* index, std::byte* out) const {
-    const std::byte* table = table_.data();
-    for (std::size_t i = 0; i < dim_; ++i) std::memcpy(out + i * kSize, table + index[i] * kSize, kSize);
-  }
-
-  std::size_t size_;
-  std::size_t dim_;
-  std::vector<std::byte> table_;
-};
+// One width each, so that a copy is one instruction.
+template <std::size_t kSize>
+void copy_values(const std::uint16_t* index, std::size_t n, const std::byte* table, std::byte* out) {
+  for (std::size_t i = 0; i < n; ++i) std::memcpy(out + i * kSize, table + index[i] * kSize, kSize);
+}
 
 std::size_t round_to_line(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
+
+TokenMaker::TokenMaker(DType dtype, std::int64_t heads, std::int64_t head_dim, std::uint64_t seed)
+    : size_(dtype_size(dtype)),
+      heads_(static_cast<std::size_t>(heads)),
+      dim_(static_cast<std::size_t>(head_dim)),
+      seed_(seed),
+      table_(kValues * size_) {
+  const float scale = dtype == DType::kInt8 ? int8_scale() : 1.0f;
+  for (std::size_t i = 0; i < kValues; ++i) {
+    const float value = (static_cast<float>(i) - 510.0f) * kUnit;
+    base::store_from_float(table_.data() + i * size_, value / scale, dtype);
+  }
+}
+
+float TokenMaker::int8_scale() { return kLargest / 127.0f; }
+
+void TokenMaker::make(Part part, std::int64_t sequence, std::int64_t token, std::byte* rows, std::size_t stride) const {
+  std::uint64_t seed = mix(4 * seed_ + static_cast<std::uint64_t>(part) + 1);
+  seed = mix(seed + static_cast<std::uint64_t>(sequence));
+  Noise noise(mix(seed + static_cast<std::uint64_t>(token)));
+  std::uint16_t index[kMostDim + Noise::kLanes];
+  for (std::size_t h = 0; h < heads_; ++h, rows += stride) {
+    noise.fill(index, dim_);
+    if (size_ == 1) copy_values<1>(index, dim_, table_.data(), rows);
+    if (size_ == 2) copy_values<2>(index, dim_, table_.data(), rows);
+    if (size_ == 4) copy_values<4>(index, dim_, table_.data(), rows);
+  }
+}
+
+base::Buffer make_queries(const Shape& shape, std::uint64_t seed) {
+  const TokenMaker maker(shape.q_dtype, shape.heads, shape.head_dim, seed);
+  base::Buffer q(shape.q_bytes());
+  std::byte* at = q.as<std::byte>();
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    for (std::int64_t i = 0; i < shape.queries; ++i, at += maker.token_bytes()) {
+      maker.make(TokenMaker::Part::kQueries, b, i, at, maker.row_bytes());
+    }
+  }
+  return q;
+}
 
 std::size_t cold_sets(const Shape& shape, std::size_t last_cache_bytes) {
   constexpr std::size_t kEnough = std::size_t{512} << 20;
@@ -116,7 +131,7 @@ std::size_t BenchData::bytes(const Shape& shape, std::size_t sets) {
 BenchData::BenchData(const Shape& shape, std::size_t sets, std::uint64_t seed, ThreadPool& pool)
     : shape_(shape),
       sets_(sets),
-      q_(shape.q_bytes()),
+      q_(make_queries(shape, seed)),
       out_(shape.out_bytes()),
       k_(sets * set_bytes(shape)),
       v_(sets * set_bytes(shape)) {
@@ -124,25 +139,31 @@ BenchData::BenchData(const Shape& shape, std::size_t sets, std::uint64_t seed, T
     k_scales_ = base::Buffer(sets * set_rows(shape) * sizeof(float));
     v_scales_ = base::Buffer(sets * set_rows(shape) * sizeof(float));
   }
-  fill_rows(k_, k_scales_, 4 * seed, pool);
-  fill_rows(v_, v_scales_, 4 * seed + 1, pool);
-  Noise noise(4 * seed + 2);
-  const RowMaker queries(shape.q_dtype, shape.head_dim);
-  for (std::size_t at = 0; at < q_.bytes(); at += queries.row_bytes()) queries.make(noise, q_.as<std::byte>() + at);
+  const TokenMaker maker(shape.dtype, shape.kv_heads, shape.head_dim, seed);
+  fill(maker, TokenMaker::Part::kKeys, k_, k_scales_, pool);
+  fill(maker, TokenMaker::Part::kValues, v_, v_scales_, pool);
   std::fill_n(out_.as<float>(), out_.bytes() / sizeof(float), 0.0f);
 }
 
-void BenchData::fill_rows(base::Buffer& rows, base::Buffer& scales, std::uint64_t seed, ThreadPool& pool) {
-  const RowMaker maker(shape_.dtype, shape_.head_dim);
-  const std::size_t per_set = set_rows(shape_);
-  const std::size_t all = sets_ * per_set;
-  pool.run((all + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task, int) {
-    Noise noise((seed << 32) + task);
-    for (std::size_t row = task * kRowsPerTask; row < std::min(all, (task + 1) * kRowsPerTask); ++row) {
-      maker.make(noise, rows.as<std::byte>() + row / per_set * set_bytes(shape_) + row % per_set * maker.row_bytes());
-      if (scales.bytes() != 0) scales.as<float>()[row] = RowMaker::kInt8Scale;
+void BenchData::fill(const TokenMaker& maker, TokenMaker::Part part, base::Buffer& rows, base::Buffer& scales,
+                     ThreadPool& pool) {
+  const bool tokens_first = shape_.layout == Layout::kTokensFirst;
+  const std::size_t token_stride = tokens_first ? maker.token_bytes() : maker.row_bytes();
+  const std::size_t head_stride =
+      tokens_first ? maker.row_bytes() : static_cast<std::size_t>(shape_.tokens) * maker.row_bytes();
+  const std::size_t sequence_bytes = static_cast<std::size_t>(shape_.tokens) * maker.token_bytes();
+  const std::int64_t sequences = static_cast<std::int64_t>(sets_) * shape_.batch;
+  const std::int64_t tasks = (shape_.tokens + kTokensPerTask - 1) / kTokensPerTask;
+  pool.run(static_cast<std::size_t>(sequences * tasks), [&](std::size_t task, int) {
+    const std::int64_t sequence = static_cast<std::int64_t>(task) / tasks;
+    const std::int64_t first = static_cast<std::int64_t>(task) % tasks * kTokensPerTask;
+    std::byte* data = rows.as<std::byte>() + static_cast<std::size_t>(sequence / shape_.batch) * set_bytes(shape_) +
+                      static_cast<std::size_t>(sequence % shape_.batch) * sequence_bytes;
+    for (std::int64_t t = first; t < std::min(shape_.tokens, first + kTokensPerTask); ++t) {
+      maker.make(part, sequence, t, data + static_cast<std::size_t>(t) * token_stride, head_stride);
     }
   });
+  std::fill_n(scales.as<float>(), scales.bytes() / sizeof(float), TokenMaker::int8_scale());
 }
 
 KvView BenchData::view(const base::Buffer& rows, const base::Buffer& scales, std::size_t set) const {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random q, K and V of one shape, in enough copies that no call finds its K and V in a cache.
+// Random q, K and V of one shape. What a token holds follows from the seed, the sequence and the token alone, so that
+// any number of ranks can each make its own part of one and the same sequence.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/buffer.h"
 #include "options.h"
@@ -12,6 +14,34 @@
 
 namespace treeattn::tools {
 
+// Rows of single tokens, in one type. Thread-safe.
+class TokenMaker {
+ public:
+  enum class Part : std::uint8_t { kKeys, kValues, kQueries };
+
+  TokenMaker(DType dtype, std::int64_t heads, std::int64_t head_dim, std::uint64_t seed);
+
+  // One row per head, `stride` bytes apart.
+  void make(Part part, std::int64_t sequence, std::int64_t token, std::byte* rows, std::size_t stride) const;
+
+  std::size_t row_bytes() const { return dim_ * size_; }
+  std::size_t token_bytes() const { return heads_ * row_bytes(); }
+
+  // Of every row of int8.
+  static float int8_scale();
+
+ private:
+  std::size_t size_;
+  std::size_t heads_;
+  std::size_t dim_;
+  std::uint64_t seed_;
+  std::vector<std::byte> table_;  // the values there are, converted
+};
+
+// q of a shape, [batch, queries, heads, head_dim].
+base::Buffer make_queries(const Shape& shape, std::uint64_t seed);
+
+// A whole call, in enough copies of K and V that none is found in a cache.
 class BenchData {
  public:
   // sets: how many copies of K and V, each with numbers of its own.
@@ -29,7 +59,7 @@ class BenchData {
   static std::size_t set_bytes(const Shape& shape);
   static std::size_t set_rows(const Shape& shape);
 
-  void fill_rows(base::Buffer& rows, base::Buffer& scales, std::uint64_t seed, ThreadPool& pool);
+  void fill(const TokenMaker& maker, TokenMaker::Part part, base::Buffer& rows, base::Buffer& scales, ThreadPool& pool);
   KvView view(const base::Buffer& rows, const base::Buffer& scales, std::size_t set) const;
 
   Shape shape_;

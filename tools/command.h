@@ -12,15 +12,17 @@ inline constexpr int kOk = 0;
 inline constexpr int kCheckFailed = 1;
 inline constexpr int kBadUsage = 2;
 inline constexpr int kUnavailable = 3;
+inline constexpr int kLostRanks = 4;
 
 struct Command {
   CLI::App* app = nullptr;   // owned by the parent it was added to
   std::function<int()> run;  // called after parsing, when app->parsed()
 };
 
-// One per file: info.cc, verify.cc, bench_attention.cc.
+// One per file: info.cc, verify.cc, bench_attention.cc, bench_decode.cc.
 Command add_info(CLI::App& parent);
 Command add_verify(CLI::App& parent);
 Command add_bench_attention(CLI::App& parent);
+Command add_bench_decode(CLI::App& parent);
 
 }  // namespace treeattn::tools

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
 #include <vector>
 
 #include "command.h"
+#include "treeattn/communicator.h"
 #include "treeattn/error.h"
 #include "treeattn/version.h"
 
@@ -20,6 +22,8 @@ constexpr char kFooter[] = R"(Examples:
   treeattn verify                                 check every kernel against a double-precision reference
   treeattn bench attention --quick                a first look at the speed
   treeattn bench attention --heads 32 --kv-heads 8 --dtype bf16 --tokens 128k
+  treeattn bench decode --ranks 4                 tree against ring over four ranks
+  mpirun -n 4 treeattn bench decode               the same over MPI
 
 Every subcommand has its own --help, with examples.
 
@@ -30,11 +34,35 @@ Exit codes:
   0  all is well
   1  a check failed, or something went wrong inside
   2  bad usage or bad input
-  3  something asked for is not on this machine (instruction set, device, memory))";
+  3  something asked for is not on this machine (instruction set, device, memory)
+  4  a rank was lost)";
+
+// This process's number under an MPI launcher; 0 without one. MPI itself may not have been started yet.
+int launch_rank() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}) {
+    if (const char* text = std::getenv(name)) return std::atoi(text);
+  }
+  return 0;
+}
 
 int fail(const char* message, int code) {
   fmt::print(stderr, "treeattn: {}\n", message);
   return code;
+}
+
+// For what goes wrong on every process alike: said once.
+int fail_once(const char* message, int code) { return launch_rank() == 0 ? fail(message, code) : code; }
+
+// Every survivor knows who is gone; the first of them says so, and whoever was given up itself.
+int fail_lost(const LostRanks& error) {
+  int first = 0;
+  bool given_up = false;
+  for (const int rank : error.ranks()) {
+    first += rank == first ? 1 : 0;
+    given_up = given_up || rank == launch_rank();
+  }
+  const bool quiet = launched_by_mpi() && !given_up && launch_rank() != first;
+  return quiet ? kLostRanks : fail(error.what(), kLostRanks);
 }
 
 // "info, verify, bench": the subcommands of an app.
@@ -59,6 +87,7 @@ std::string missing_subcommand(const CLI::App& app, int argc, char** argv) {
 
 // Help, version and bad usage all arrive as exceptions.
 int report(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+  if (launch_rank() != 0) return error.get_exit_code() == 0 ? kOk : kBadUsage;
   if (error.get_exit_code() == 0) return app.exit(error);
   const bool missing = error.get_name() == "RequiredError";
   const std::string message = missing ? missing_subcommand(app, argc, argv) : error.what();
@@ -74,9 +103,10 @@ int run(int argc, char** argv) {
 
   CLI::App* bench = app.add_subcommand("bench", "Measure speed, next to what the machine could do at best");
   bench->require_subcommand(1);
-  bench->footer("Example:\n  treeattn bench attention --quick");
+  bench->footer("Examples:\n  treeattn bench attention --quick\n  treeattn bench decode --quick");
 
-  const std::vector<Command> commands = {add_info(app), add_verify(app), add_bench_attention(*bench)};
+  const std::vector<Command> commands = {add_info(app), add_verify(app), add_bench_attention(*bench),
+                                         add_bench_decode(*bench)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -96,9 +126,11 @@ int main(int argc, char** argv) {
   try {
     return tools::run(argc, argv);
   } catch (const InvalidArgument& error) {
-    return tools::fail(error.what(), tools::kBadUsage);
+    return tools::fail_once(error.what(), tools::kBadUsage);
   } catch (const Unavailable& error) {
-    return tools::fail(error.what(), tools::kUnavailable);
+    return tools::fail_once(error.what(), tools::kUnavailable);
+  } catch (const LostRanks& error) {
+    return tools::fail_lost(error);
   } catch (const std::bad_alloc&) {
     return tools::fail("not enough memory for this", tools::kUnavailable);
   } catch (const std::exception& error) {

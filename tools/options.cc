@@ -12,17 +12,7 @@ namespace {
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 constexpr std::int64_t kMostHeads = 65536;
-
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> out;
-  std::size_t begin = 0;
-  while (true) {
-    const std::size_t comma = list.find(',', begin);
-    out.push_back(list.substr(begin, comma - begin));
-    if (comma == std::string::npos) return out;
-    begin = comma + 1;
-  }
-}
+constexpr char kGroup[] = "Shape";
 
 DType parse_dtype_option(std::string_view option, const std::string& text, bool quantised) {
   const char* accepted = quantised ? "float32 (f32), float16 (f16), bfloat16 (bf16), int8, fp8"
@@ -64,6 +54,17 @@ void check(const Shape& shape) {
 
 }  // namespace
 
+std::vector<std::string> split_list(const std::string& list) {
+  std::vector<std::string> out;
+  std::size_t begin = 0;
+  while (true) {
+    const std::size_t comma = list.find(',', begin);
+    out.push_back(list.substr(begin, comma - begin));
+    if (comma == std::string::npos) return out;
+    begin = comma + 1;
+  }
+}
+
 std::int64_t parse_count(std::string_view option, std::string_view text, std::int64_t least, std::int64_t most) {
   std::int64_t value = 0;
   const char* end = text.data() + text.size();
@@ -101,32 +102,35 @@ double Shape::visible_pairs() const {
   return static_cast<double>(batch) * (all - hidden);
 }
 
-void ShapeOptions::add_to(CLI::App& app) {
-  const std::string group = "Shape";
-  app.add_option("--heads", heads, "Query heads (default 16)")->type_name("N")->group(group);
+void ShapeOptions::add_to(CLI::App& app, const char* default_tokens) {
+  app.add_option("--heads", heads, "Query heads (default 16)")->type_name("N")->group(kGroup);
   app.add_option("--kv-heads", kv_heads, "Heads of K and V; a list is measured one by one (default: as --heads)")
       ->type_name("LIST")
-      ->group(group);
+      ->group(kGroup);
   app.add_option("--head-dim", head_dim, "Elements of a head, 16 to 256 in steps of 8 (default 128)")
       ->type_name("N")
-      ->group(group);
+      ->group(kGroup);
   app.add_option("--dtype", dtype, "Type of K and V, or a list: float32 float16 bfloat16 int8 fp8 (default bfloat16)")
       ->type_name("LIST")
-      ->group(group);
-  app.add_option("--tokens", tokens, "Keys in the cache, or a list; 128k is 131072 (default 8192)")
+      ->group(kGroup);
+  app.add_option("--tokens", tokens,
+                 fmt::format("Keys in the cache, or a list; 128k is 131072 (default {})", default_tokens))
       ->type_name("LIST")
-      ->group(group);
-  app.add_option("--batch", batch, "Sequences (default 1)")->type_name("N")->group(group);
+      ->group(kGroup);
+  app.add_option("--batch", batch, "Sequences (default 1)")->type_name("N")->group(kGroup);
   app.add_option("--queries", queries, "Query tokens per sequence: 1 is decode, many is prefill (default 1)")
       ->type_name("N")
-      ->group(group);
+      ->group(kGroup);
   app.add_option("--q-dtype", q_dtype, "Type of the queries (default: as --dtype; float32 for int8 and fp8)")
       ->type_name("TYPE")
-      ->group(group);
+      ->group(kGroup);
+}
+
+void ShapeOptions::add_layout_to(CLI::App& app) {
   app.add_option("--layout", layout, "Of K and V: tokens_first or heads_first (default tokens_first)")
       ->type_name("NAME")
-      ->group(group);
-  app.add_flag("--causal", causal, "Hide later keys; the queries are the last tokens")->group(group);
+      ->group(kGroup);
+  app.add_flag("--causal", causal, "Hide later keys; the queries are the last tokens")->group(kGroup);
 }
 
 bool ShapeOptions::any() const {
@@ -146,12 +150,12 @@ std::vector<Shape> ShapeOptions::shapes() const {
   shape.layout = parse_layout(layout);
   shape.causal = causal;
   std::vector<Shape> out;
-  for (const std::string& kv : split(kv_heads.empty() ? std::to_string(shape.heads) : kv_heads)) {
+  for (const std::string& kv : split_list(kv_heads.empty() ? std::to_string(shape.heads) : kv_heads)) {
     shape.kv_heads = parse_count("--kv-heads", kv, 1, kMostHeads);
-    for (const std::string& type : split(or_else(dtype, "bfloat16"))) {
+    for (const std::string& type : split_list(or_else(dtype, "bfloat16"))) {
       shape.dtype = parse_dtype_option("--dtype", type, true);
       shape.q_dtype = q_dtype.empty() ? default_q_dtype(shape.dtype) : parse_dtype_option("--q-dtype", q_dtype, false);
-      for (const std::string& count : split(or_else(tokens, "8192"))) {
+      for (const std::string& count : split_list(or_else(tokens, "8192"))) {
         shape.tokens = parse_count("--tokens", count, 1, kMostTokens);
         check(shape);
         out.push_back(shape);

@@ -49,7 +49,9 @@ struct ShapeOptions {
   std::string layout;
   bool causal = false;
 
-  void add_to(CLI::App& app);
+  void add_to(CLI::App& app, const char* default_tokens = "8192");
+  // --layout and --causal, for a call on one machine.
+  void add_layout_to(CLI::App& app);
   // Whether any was given.
   bool any() const;
   // The product of the lists, checked. Throws InvalidArgument.
@@ -58,6 +60,9 @@ struct ShapeOptions {
 
 // float32, float16 and bfloat16 serve as they are; a quantised cache is read with float32 queries.
 DType default_q_dtype(DType kv_dtype);
+
+// "a,b" -> {"a", "b"}.
+std::vector<std::string> split_list(const std::string& list);
 
 // A whole number from least to most, with k and m for 1024 and 1024^2. `option` is for the message.
 std::int64_t parse_count(std::string_view option, std::string_view text, std::int64_t least, std::int64_t most);

@@ -110,28 +110,31 @@ KvRing::KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequ
   for (const RingPiece& piece : incoming_) largest_piece_ = std::max(largest_piece_, piece.pages.size());
 }
 
-// The same on every rank: it follows from shares and lengths alone. Branches without a token are left out of the pages,
-// not of the tree.
+// The same on every rank: it follows from shares and lengths alone. Pieces have about as many pages each; branches
+// without a token go with their neighbours.
 std::vector<RingPiece> KvRing::pieces_of(int rank) const {
   const ReductionOrder& order = store_.config().order;
+  std::vector<std::vector<RingPiece::Page>> pages_of_leaf;
+  std::size_t all_pages = 0;
   const std::vector<int> leaves = store_.shares().leaves_of(rank);
-  const std::size_t per_piece = (leaves.size() + kPiecesPerShare - 1) / kPiecesPerShare;
-  std::vector<RingPiece> pieces;
-  for (std::size_t begin = 0; begin < leaves.size(); begin += per_piece) {
-    const std::size_t end = std::min(leaves.size(), begin + per_piece);
-    RingPiece piece;
-    piece.rank = rank;
-    piece.nodes = plan::cover(std::span(leaves).subspan(begin, end - begin));
-    for (std::size_t i = begin; i < end; ++i) {
-      for (std::size_t s = 0; s < sequences_.size(); ++s) {
-        const std::int64_t chunks = (lengths_[s] + order.chunk_tokens - 1) / order.chunk_tokens;
-        for (std::int64_t c = plan::first_chunk(order, leaves[i], 0); c < chunks;
-             c = plan::next_chunk(order, leaves[i], c)) {
-          piece.pages.push_back({s, c, tokens_in_chunk(lengths_[s], c, order.chunk_tokens)});
-        }
+  for (const int leaf : leaves) {
+    auto& pages = pages_of_leaf.emplace_back();
+    for (std::size_t s = 0; s < sequences_.size(); ++s) {
+      const std::int64_t chunks = (lengths_[s] + order.chunk_tokens - 1) / order.chunk_tokens;
+      for (std::int64_t c = plan::first_chunk(order, leaf, 0); c < chunks; c = plan::next_chunk(order, leaf, c)) {
+        pages.push_back({s, c, tokens_in_chunk(lengths_[s], c, order.chunk_tokens)});
       }
     }
-    pieces.push_back(std::move(piece));
+    all_pages += pages.size();
+  }
+  const std::size_t wanted = std::max<std::size_t>(1, (all_pages + kPiecesPerShare - 1) / kPiecesPerShare);
+  std::vector<RingPiece> pieces;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const bool full = !pieces.empty() && pieces.back().pages.size() >= wanted;
+    if (pieces.empty() || (full && !pages_of_leaf[i].empty())) pieces.push_back({rank, {}, {}});
+    RingPiece& piece = pieces.back();
+    piece.nodes = plan::unite(piece.nodes, {{0, leaves[i]}});
+    piece.pages.insert(piece.pages.end(), pages_of_leaf[i].begin(), pages_of_leaf[i].end());
   }
   return pieces;
 }

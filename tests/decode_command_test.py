@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The command `treeattn bench decode`, from outside: its JSON, its bits, its messages and exit codes.
+
+Usage: decode_command_test.py TREEATTN [MPIEXEC ARG...]; with MPIEXEC also under MPI.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+KEYS = ["transport", "ranks", "hosts", "strategy", "heads", "kv_heads", "head_dim", "dtype", "tokens", "ms",
+        "reduce_ms", "steps", "bytes_sent", "formula_bytes_sent", "peak_bytes", "formula_peak_bytes", "out_hash",
+        "max_error"]
+STRATEGIES = ["paper", "two_phase", "merge", "butterfly", "gather", "two_level", "ring", "auto"]
+FREE_ORDER = ["paper", "two_phase"]
+ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+failures = []
+
+
+def expect(holds, what):
+    if not holds:
+        failures.append(what)
+
+
+def run(command):
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
+
+
+def lines_of(command, name):
+    done = run(command + ["--quick", "--repeat", "2", "--json"])
+    expect(done.returncode == 0, f"{name}: exit code {done.returncode}: {done.stderr}")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    for line in lines:
+        where = f"{name}, {line['strategy']}"
+        expect(list(line)[:len(KEYS)] == KEYS, f"{where}: keys {list(line)}")
+        expect(line["bytes_sent"] == line["formula_bytes_sent"], f"{where}: bytes are not the formula's")
+        expect(line["max_error"] < 1e-5, f"{where}: error {line['max_error']}")
+        expect(line["peak_bytes"] >= line["formula_peak_bytes"] * 0.5, f"{where}: peak {line['peak_bytes']}")
+    return lines
+
+
+def main():
+    treeattn, mpiexec = sys.argv[1], sys.argv[2:]
+    decode = [treeattn, "bench", "decode"]
+    shape = ["--tokens", "3000", "--heads", "6", "--kv-heads", "2", "--head-dim", "64"]
+    hashes = {}
+    for dtype in ["bf16", "f32", "int8", "fp8"]:
+        for ranks in [1, 3, 4]:
+            name = f"{dtype} on {ranks} threads"
+            lines = lines_of(decode + shape + ["--dtype", dtype, "--ranks", str(ranks)], name)
+            expect([line["strategy"] for line in lines] == STRATEGIES + ["one_rank"], f"{name}: lines missing")
+            same = {line["out_hash"] for line in lines if line["strategy"] not in FREE_ORDER}
+            expect(len(same) == 1 and hashes.setdefault(dtype, same) == same, f"{name}: other bits")
+    if mpiexec:
+        lines = lines_of(mpiexec + decode + shape + ["--dtype", "f32"], "3 processes")
+        expect([line["strategy"] for line in lines] == STRATEGIES, "3 processes: lines missing, or printed twice")
+        expect({line["transport"] for line in lines} == {"mpi"}, "3 processes: not over MPI")
+        expect({line["out_hash"] for line in lines if line["strategy"] not in FREE_ORDER} == hashes["f32"],
+               "3 processes: other bits than threads")
+        done = run(mpiexec + decode + ["--strategy", "star"])
+        expect(done.stderr.count("treeattn: ") == 1, f"a usage error is said {done.stderr.count('treeattn: ')} times")
+
+    # Other sequences, several queries, the paper's placement.
+    few = decode + shape + ["--dtype", "f16", "--strategy", "merge,ring,paper"]
+    for extra in [["--batch", "3", "--queries", "2"],
+                  ["--placement", "contiguous", "--branches", "8", "--chunk", "64"]]:
+        names = [line["strategy"] for line in lines_of(few + extra, " ".join(extra))]
+        expect(names == ["merge", "ring", "paper", "one_rank"], f"{extra}: lines {names}")
+
+    table = run(decode + shape + ["--quick", "--ranks", "2", "--why"])
+    for word in ["ring / merge", "merge / one_rank", "auto / best", "<- chosen"]:
+        expect(word in table.stdout, f"the table has no \"{word}\"")
+    for bad in [["--strategy", "star"], ["--strategy", "merge,merge"], ["--ranks", "0"], ["--tokens", "x"],
+                ["--chunk", "100"], ["--branches", "3"], ["--placement", "here"], ["--deadline", "-1"],
+                ["--layout", "heads_first"]]:
+        done = run(decode + ["--heads", "4"] + bad)
+        expect(done.returncode == 2 and "treeattn: " in done.stderr,
+               f"{bad}: exit code {done.returncode}, {done.stderr}")
+    done = run(decode + ["--tokens", "1000000m", "--ranks", "2"])
+    expect(done.returncode == 3 and "skipped" in done.stderr, f"no memory: exit code {done.returncode}, {done.stderr}")
+
+    for failure in failures:
+        print("FAILED:", failure)
+    sys.exit(1 if failures else 0)
+
+
+main()

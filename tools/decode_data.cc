@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "decode_data.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/half.h"
+#include "bench_data.h"
+#include "parallel/kv_store.h"
+
+namespace treeattn::tools {
+namespace {
+
+// One chunk of K or V on its way into a cache.
+class ChunkMaker {
+ public:
+  ChunkMaker(const Shape& shape, std::int64_t chunk_tokens, std::uint64_t seed)
+      : shape_(shape),
+        maker_(shape.dtype, shape.kv_heads, shape.head_dim, seed),
+        rows_(static_cast<std::size_t>(chunk_tokens) * maker_.token_bytes()) {
+    if (shape.dtype == DType::kInt8) {
+      scales_.assign(static_cast<std::size_t>(chunk_tokens * shape.kv_heads), TokenMaker::int8_scale());
+    }
+  }
+
+  KvView make(TokenMaker::Part part, std::int64_t sequence, std::int64_t first, std::int64_t count, ThreadPool& pool) {
+    pool.run(static_cast<std::size_t>(count), [&](std::size_t i, int) {
+      maker_.make(part, sequence, first + static_cast<std::int64_t>(i),
+                  rows_.as<std::byte>() + i * maker_.token_bytes(), maker_.row_bytes());
+    });
+    const KvView view =
+        KvView::tokens_first(rows_.as<std::byte>(), shape_.dtype, 1, count, shape_.kv_heads, shape_.head_dim);
+    return scales_.empty() ? view : view.with_scales(scales_.data());
+  }
+
+ private:
+  const Shape& shape_;
+  TokenMaker maker_;
+  base::Buffer rows_;
+  std::vector<float> scales_;
+};
+
+void load_row(const std::byte* row, DType type, const float* scale, std::span<double> out) {
+  const double factor = scale == nullptr ? 1.0 : static_cast<double>(*scale);
+  const std::size_t size = dtype_size(type);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = factor * static_cast<double>(base::load_as_float(row + i * size, type));
+  }
+}
+
+// A state in double precision: [max, sum, weighted values ...], natural logarithms.
+void add_key(double* state, double logit, std::span<const double> value) {
+  if (logit > state[0]) {
+    const double shrink = std::exp(state[0] - logit);
+    for (std::size_t i = 0; i <= value.size(); ++i) state[1 + i] *= shrink;
+    state[0] = logit;
+  }
+  const double weight = std::exp(logit - state[0]);
+  state[1] += weight;
+  for (std::size_t i = 0; i < value.size(); ++i) state[2 + i] += weight * value[i];
+}
+
+void merge_state(double* lower, const double* higher, std::size_t doubles) {
+  if (higher[1] == 0) return;
+  const double top = std::max(lower[0], higher[0]);
+  const double a = lower[1] == 0 ? 0 : std::exp(lower[0] - top), b = std::exp(higher[0] - top);
+  lower[0] = top;
+  for (std::size_t i = 1; i < doubles; ++i) lower[i] = a * lower[i] + b * higher[i];
+}
+
+// All keys of one KV head of one sequence that this rank carries.
+class HeadReference {
+ public:
+  HeadReference(const KvCache& cache, const QueryView& q, std::int64_t batch, std::int64_t kv_head)
+      : cache_(cache),
+        config_(cache.config()),
+        kv_head_(static_cast<std::size_t>(kv_head)),
+        key_(static_cast<std::size_t>(config_.k_dim)),
+        value_(static_cast<std::size_t>(config_.v_dim)) {
+    const std::int64_t group = q.heads / config_.kv_heads;
+    const double scale = 1 / std::sqrt(static_cast<double>(q.head_dim));
+    for (std::int64_t i = 0; i < q.queries; ++i) {
+      for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+        const std::int64_t at = batch * q.batch_stride + i * q.query_stride + h * q.head_stride;
+        std::vector<double>& row = queries_.emplace_back(key_.size());
+        load_row(static_cast<const std::byte*>(q.data) + at * static_cast<std::int64_t>(dtype_size(q.dtype)), q.dtype,
+                 nullptr, row);
+        for (double& x : row) x *= scale;
+        rows_.push_back(static_cast<std::size_t>((batch * q.queries + i) * q.heads + h));
+      }
+    }
+  }
+
+  // states [rows of all heads, v_dim + 2]. Returns the largest |v|.
+  double add(SequenceId sequence, double* states) {
+    double largest = 0;
+    const std::int64_t chunk = config_.order.chunk_tokens;
+    for (const TokenRange& range : cache_.carried(sequence, 0, cache_.length(sequence))) {
+      for (std::int64_t first = range.first; first < range.first + range.count; first += chunk) {
+        largest = std::max(largest, add_chunk(cache_.store().chunk(0, sequence, first / chunk), states));
+      }
+    }
+    return largest;
+  }
+
+ private:
+  double add_chunk(const parallel::ChunkMemory& memory, double* states) {
+    double largest = 0;
+    const std::size_t heads = static_cast<std::size_t>(config_.kv_heads);
+    for (std::size_t t = 0; t < static_cast<std::size_t>(memory.tokens); ++t) {
+      const std::size_t row = t * heads + kv_head_;
+      load_row(memory.k + row * key_.size() * dtype_size(config_.k_type), config_.k_type,
+               memory.k_scales ? memory.k_scales + row : nullptr, key_);
+      load_row(memory.v + row * value_.size() * dtype_size(config_.v_type), config_.v_type,
+               memory.v_scales ? memory.v_scales + row : nullptr, value_);
+      for (const double x : value_) largest = std::max(largest, std::fabs(x));
+      for (std::size_t i = 0; i < queries_.size(); ++i) {
+        double logit = 0;
+        for (std::size_t d = 0; d < key_.size(); ++d) logit += queries_[i][d] * key_[d];
+        add_key(states + rows_[i] * (value_.size() + 2), logit, value_);
+      }
+    }
+    return largest;
+  }
+
+  const KvCache& cache_;
+  const KvCacheConfig& config_;
+  std::size_t kv_head_;
+  std::vector<double> key_, value_;
+  std::vector<std::vector<double>> queries_;  // scaled, of this head's group
+  std::vector<std::size_t> rows_;             // [queries_] of states
+};
+
+}  // namespace
+
+std::vector<SequenceId> fill_cache(KvCache& cache, const Shape& shape, std::int64_t tokens, std::uint64_t seed,
+                                   ThreadPool& pool) {
+  const std::int64_t chunk = std::min(tokens, cache.config().order.chunk_tokens);
+  ChunkMaker keys(shape, chunk, seed), values(shape, chunk, seed);
+  std::vector<SequenceId> ids;
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    ids.push_back(cache.add_sequence());
+    cache.extend(ids.back(), tokens);
+    for (const TokenRange& range : cache.carried(ids.back(), 0, tokens)) {
+      for (std::int64_t done = 0; done < range.count; done += chunk) {
+        const std::int64_t first = range.first + done, count = std::min(chunk, range.count - done);
+        const KvView k = keys.make(TokenMaker::Part::kKeys, b, first, count, pool);
+        const KvView v = values.make(TokenMaker::Part::kValues, b, first, count, pool);
+        cache.write(ids.back(), 0, first, k, v);
+      }
+    }
+  }
+  return ids;
+}
+
+DecodeReference reference_decode(const KvCache& cache, std::span<const SequenceId> sequences, const QueryView& q,
+                                 ThreadPool& pool) {
+  const std::size_t rows = static_cast<std::size_t>(q.batch * q.queries * q.heads);
+  const std::size_t kv_heads = static_cast<std::size_t>(cache.config().kv_heads);
+  const std::size_t v_dim = static_cast<std::size_t>(cache.config().v_dim);
+  const std::size_t doubles = v_dim + 2;
+  std::vector<double> states(rows * doubles, 0.0);
+  for (std::size_t r = 0; r < rows; ++r) states[r * doubles] = -std::numeric_limits<double>::infinity();
+  std::vector<double> largest(sequences.size() * kv_heads, 0.0);
+  pool.run(largest.size(), [&](std::size_t task, int) {
+    const std::size_t b = task / kv_heads;
+    HeadReference head(cache, q, static_cast<std::int64_t>(b), static_cast<std::int64_t>(task % kv_heads));
+    largest[task] = head.add(sequences[b], states.data());
+  });
+
+  DecodeReference reference;
+  reference.largest_value = *std::max_element(largest.begin(), largest.end());
+  Communicator& world = *cache.communicator();
+  world.allreduce(std::as_writable_bytes(std::span(states)), doubles * sizeof(double),
+                  [&](std::byte* lower, const std::byte* higher, std::size_t count) {
+                    for (std::size_t i = 0; i < count; ++i) {
+                      merge_state(reinterpret_cast<double*>(lower) + i * doubles,
+                                  reinterpret_cast<const double*>(higher) + i * doubles, doubles);
+                    }
+                  });
+  world.allreduce(std::as_writable_bytes(std::span(&reference.largest_value, 1)), sizeof(double),
+                  [](std::byte* lower, const std::byte* higher, std::size_t) {
+                    auto* x = reinterpret_cast<double*>(lower);
+                    *x = std::max(*x, *reinterpret_cast<const double*>(higher));
+                  });
+  for (std::size_t r = 0; r < rows; ++r) {
+    const double* state = states.data() + r * doubles;
+    for (std::size_t i = 0; i < v_dim; ++i) reference.out.push_back(state[2 + i] / state[1]);
+  }
+  return reference;
+}
+
+}  // namespace treeattn::tools
