@@ -59,9 +59,11 @@ struct PreparedCase {
     const kernels::Problem problem = kernels::make_problem(data.input(), data.options());
     single = empty_output();
     attention(data.input(), data.options(), single.out, single.lse, pool);
-    // A rank merges its nodes one after the other, at most two a level; then come the sums of up to 2^5 ranks.
+    // A rank merges its nodes one after the other, at most two a level; then come the other ranks, one after the other
+    // at worst.
+    constexpr int kMostRanks = 16;
     kernels::ErrorModel model = kernels::error_model(kernels::active_target(), problem);
-    model.extra_merges = 2 * plan::log2_exact(problem.order.branches) + 5 + 1;
+    model.extra_merges = 2 * plan::log2_exact(problem.order.branches) + kMostRanks;
     in_free_order = kernels::reference_attention(problem, model);
     model.lse_error = 4 * model.unit_roundoff;
     as_in_paper = kernels::reference_attention(problem, model);
@@ -85,7 +87,6 @@ struct PreparedCase {
     return {1, s.kv_heads, s.head_dim, s.v_dim, s.k_type, s.v_type, s.order};
   }
 
-  // In two unequal bites, so that a chunk is filled by more than one call.
   std::vector<SequenceId> fill(KvCache& cache) const {
     const AttentionInput in = data.input();
     std::vector<SequenceId> ids;

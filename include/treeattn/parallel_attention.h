@@ -21,6 +21,7 @@ namespace treeattn {
 
 struct ParallelOptions {
   Strategy strategy = Strategy::kAuto;
+  // true: the bits of one machine, which needs the same instruction set on all ranks (checked by the first call).
   // false: every rank first merges what it carries into one state. Less to send where the shares do not fall on nodes
   // of the tree; the bits then depend on the shares.
   bool canonical = true;

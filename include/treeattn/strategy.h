@@ -15,7 +15,7 @@ enum class Strategy : std::uint8_t {
   kGather,     // one allgather of the states, merged by everybody
   kTwoLevel,   // inside each node, then across nodes, then back
   kRing,       // Ring Attention: K and V travel. The baseline
-  kAuto,       // the cheapest of those with the canonical order, by the cost model and a short measurement
+  kAuto,       // the cheapest with the same bits, ring apart, by the cost model and a short measurement
 };
 
 inline constexpr Strategy kAllStrategies[] = {Strategy::kPaper,     Strategy::kTwoPhase, Strategy::kMerge,

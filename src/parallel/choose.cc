@@ -137,10 +137,6 @@ Choice choose_strategy(const ReduceContext& context, const plan::Network& networ
       choice.strategy = strategy;
     }
   }
-  // The ring is never near: it is ranked by the model alone.
-  for (const auto& [strategy, cost] : ranked) {
-    if (strategy == Strategy::kRing && cost.seconds < best) choice.strategy = strategy;
-  }
   choice.why = link_text("inside a node", network.local) + link_text("between nodes", network.remote);
   choice.why +=
       fmt::format("{:<12}{:>6}{:>14}{:>14}{:>14}\n", "strategy", "steps", "bytes sent", "model us", "measured us");

@@ -19,7 +19,8 @@ struct Choice {
   std::string why;  // a table, the chosen one marked
 };
 
-// Collective. Never kPaper or kTwoPhase, which do not promise the same bits.
+// Collective. Never kPaper or kTwoPhase, which do not promise the same bits, and never kRing: a choice is kept, and
+// what the ring costs grows with the sequence.
 Choice choose_strategy(const ReduceContext& context, const plan::Network& network, const plan::ReductionSize& size);
 
 }  // namespace treeattn::parallel

@@ -2,6 +2,7 @@
 // The public calls: check, run, report.
 #include "treeattn/parallel_attention.h"
 
+#include <array>
 #include <chrono>
 #include <map>
 #include <optional>
@@ -63,6 +64,7 @@ struct ParallelAttention::Impl {
   std::optional<plan::Shares> shares;  // that the choices are for
   std::map<SizeKey, parallel::Choice> choices;
   std::string why;
+  bool same_kernels = false;  // on all ranks
 
   std::vector<int> node_of_rank() const {
     std::vector<int> nodes;
@@ -102,6 +104,23 @@ struct ParallelAttention::Impl {
     }
     why = found->second.why;
     return found->second.strategy;
+  }
+
+  // Bits are those of an instruction set. Collective, once.
+  void check_same_kernels() {
+    if (same_kernels || !options.canonical) return;
+    constexpr std::size_t kName = 32;
+    std::array<char, kName> mine{};
+    active_isa().copy(mine.data(), kName - 1);
+    std::vector<std::array<char, kName>> all(static_cast<std::size_t>(communicator->size()));
+    communicator->allgather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+    for (std::size_t r = 1; r < all.size(); ++r) {
+      require(all[r] == all[0],
+              "rank {} computes with {} and rank 0 with {}; accepted: one instruction set on all ranks (TREEATTN_ISA), "
+              "or canonical = false",
+              r, all[r].data(), all[0].data());
+    }
+    same_kernels = true;
   }
 
   // Runs `work`, which returns the seconds spent attending, and reports on it.
@@ -146,14 +165,16 @@ void ParallelAttention::decode(const KvCache& cache, int layer, std::span<const 
   check_query(q, config, layer);
   const int size = impl_->communicator->size();
   const bool by_heads = result == Result::kByHeads;
+  require(!(by_heads && impl_->options.strategy == Strategy::kRing),
+          "strategy = ring with a result by heads; accepted: replicated");
   const parallel::HeadRange heads =
       by_heads ? parallel::heads_of_rank(q.heads, impl_->communicator->rank(), size) : parallel::HeadRange{0, q.heads};
   const std::size_t rows = static_cast<std::size_t>(q.batch * q.queries * (heads.last - heads.first));
   check_result(rows, config.v_dim, out, lse);
   parallel::check_call(call);  // before anything is sent
+  impl_->check_same_kernels();
 
   const Strategy strategy = impl_->strategy_for(call, pool);
-  require(!(by_heads && strategy == Strategy::kRing), "strategy = ring with a result by heads; accepted: replicated");
   SharedBuffer root;
   impl_->reported(strategy, [&] {
     double attending = 0;
@@ -186,6 +207,7 @@ void ParallelAttention::prefill(const KvCache& cache, int layer, SequenceId sequ
           q.queries, tokens, first, first + count);
   check_result(static_cast<std::size_t>(tokens * q.heads), config.v_dim, out, lse);
   const parallel::PrefillCall call{cache.store(), layer, sequence, q, queries, options};
+  impl_->check_same_kernels();
   impl_->reported(Strategy::kRing, [&] {
     double attending = 0;
     parallel::ring_prefill(call, gather_kv, out, lse, pool, attending);
