@@ -13,6 +13,8 @@
 #include "command.h"
 #include "table.h"
 #include "treeattn/attention.h"
+#include "treeattn/communicator.h"
+#include "treeattn/cuda.h"
 #include "treeattn/version.h"
 
 namespace treeattn::tools {
@@ -21,15 +23,28 @@ namespace {
 constexpr int kRepeats = 7;
 
 struct Backend {
-  std::string_view name;
-  std::string_view what;
+  std::string name;
+  std::string what;
   bool usable;
 };
 
-constexpr Backend kBackends[] = {
-    {"cpu", "SIMD kernels, one thread per core", true},
-    {"reference", "double precision, plain loops; what verify checks against", true},
-};
+std::vector<Backend> backends() {
+  std::vector<Backend> out = {
+      {"cpu", "SIMD kernels, one thread per core", true},
+      {"reference", "double precision, plain loops; what verify checks against", true},
+      {"mpi", mpi_available() ? "ranks as processes" : "built without MPI", mpi_available()},
+  };
+  const std::string problem = cuda_problem();
+  if (!problem.empty()) out.push_back({"cuda", problem, false});
+  for (const CudaDevice& device : cuda_devices()) {
+    out.push_back(
+        {"cuda",
+         fmt::format("GPU {}: {}, {} multiprocessors, {} of {} free", device.index, device.name, device.multiprocessors,
+                     format_bytes(device.free_bytes), format_bytes(device.memory_bytes)),
+         true});
+  }
+  return out;
+}
 
 struct Info {
   base::Machine machine;
@@ -77,7 +92,7 @@ void print_text(const Info& info) {
   }
   if (!others.empty()) fmt::print(" (also available: {}; choose with TREEATTN_ISA)", others);
   fmt::print("\nbackends\n");
-  for (const Backend& backend : kBackends) {
+  for (const Backend& backend : backends()) {
     fmt::print("  {:<12}{}{}\n", backend.name, backend.usable ? "" : "not usable here: ", backend.what);
   }
 }
@@ -101,7 +116,7 @@ void print_json(const Info& info) {
   out["read_gb_s_one_thread"] = info.one_thread.best;
   out["read_gb_s_all_threads"] = info.all_threads.best;
   out["backends"] = nlohmann::ordered_json::array();
-  for (const Backend& backend : kBackends) {
+  for (const Backend& backend : backends()) {
     nlohmann::ordered_json entry;
     entry["name"] = backend.name;
     entry["usable"] = backend.usable;

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public calls on a GPU: check, split, upload; then launch.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/work.h"
+#include "treeattn/cuda.h"
+#include "treeattn/error.h"
+#include "treeattn/state.h"
+
+namespace treeattn {
+
+namespace kernels::cuda {
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // so that the next call does not report this one
+  throw Unavailable(fmt::format("{}: {}", what, cudaGetErrorString(error)));
+}
+
+namespace {
+
+// Device memory that is freed with its owner.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  explicit DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
+    if (bytes == 0) return;
+    const cudaError_t error = cudaMalloc(&data_, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      std::size_t free = 0, total = 0;
+      cudaMemGetInfo(&free, &total);
+      throw Unavailable(fmt::format("{} bytes of GPU memory wanted, {} of {} free", bytes, free, total));
+    }
+    check(error, "allocation of GPU memory");
+  }
+  ~DeviceBuffer() { cudaFree(data_); }
+  DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  // A copy of host memory; null for none.
+  template <class T>
+  static DeviceBuffer copy_of(const T* from, std::size_t count) {
+    DeviceBuffer out(count * sizeof(T));
+    if (count > 0) check(cudaMemcpy(out.data_, from, count * sizeof(T), cudaMemcpyHostToDevice), "copy to the GPU");
+    return out;
+  }
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  void swap(DeviceBuffer& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+  }
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+DeviceKv device_kv(const KvView& view, const DeviceBuffer& table) {
+  DeviceKv out;
+  out.data = static_cast<const std::byte*>(view.data);
+  out.scales = view.scales;
+  out.page_table = table.as<std::int32_t>();
+  out.batch_stride = view.batch_stride;
+  out.token_stride = view.token_stride;
+  out.head_stride = view.head_stride;
+  out.page_stride = view.page_stride;
+  out.scale_batch_stride = view.scale_batch_stride;
+  out.scale_token_stride = view.scale_token_stride;
+  out.scale_head_stride = view.scale_head_stride;
+  out.scale_page_stride = view.scale_page_stride;
+  out.pages_per_sequence = view.pages_per_sequence;
+  out.page_tokens = view.page_tokens;
+  out.dim = static_cast<int>(view.head_dim);
+  out.dtype = view.dtype;
+  return out;
+}
+
+DeviceBuffer upload_table(const KvView& view) {
+  if (view.page_tokens == 0) return {};
+  return DeviceBuffer::copy_of(view.page_table, static_cast<std::size_t>(view.batch * view.pages_per_sequence));
+}
+
+}  // namespace
+}  // namespace kernels::cuda
+
+using kernels::cuda::check;
+using kernels::cuda::DeviceBuffer;
+
+struct CudaPlan::Impl {
+  int device = 0;
+  int items = 0;
+  kernels::cuda::Launch launch;
+  kernels::cuda::AttentionParams params;
+  DeviceBuffer k_table, v_table, lengths, first_query, slopes, sinks, item_list, groups, states, arrived;
+
+  void run(void* stream) {
+    int current = 0;
+    check(cudaGetDevice(&current), "current GPU");
+    if (current != device) check(cudaSetDevice(device), "choice of the GPU");
+    void* arguments[] = {&params};
+    check(cudaLaunchKernel(reinterpret_cast<const void*>(launch.kernel), static_cast<unsigned>(items),
+                           static_cast<unsigned>(launch.threads), arguments, launch.shared_bytes,
+                           static_cast<cudaStream_t>(stream)),
+          "launch");
+  }
+};
+
+CudaPlan::CudaPlan(int device, const AttentionInput& in, const AttentionOptions& options)
+    : impl_(std::make_unique<Impl>()) {
+  const std::string problem_of_device = cuda_problem();
+  if (!problem_of_device.empty()) throw Unavailable(problem_of_device);
+  const kernels::Problem problem = kernels::make_problem(in, options);
+  const std::vector<CudaDevice> devices = cuda_devices();
+  if (device < 0 || device >= static_cast<int>(devices.size())) {
+    throw Unavailable(fmt::format("GPU {}; accepted: 0 to {}", device, devices.size() - 1));
+  }
+  check(cudaSetDevice(device), "choice of the GPU");
+  const int slots = 2 * devices[static_cast<std::size_t>(device)].multiprocessors;
+  // States that wait for their siblings must fit into shared memory.
+  kernels::cuda::KernelLimits limits;
+  const std::int64_t rows = std::min<std::int64_t>(limits.rows, problem.group() * problem.q.queries);
+  if (rows > 2) limits.leaves = 8;
+  const kernels::cuda::Work work = kernels::cuda::split_work(problem, limits, slots);
+
+  Impl& plan = *impl_;
+  plan.device = device;
+  plan.items = static_cast<int>(work.items.size());
+  const std::size_t row_floats = state_floats(problem.v.head_dim);
+  const auto upload = [](const auto& values) { return DeviceBuffer::copy_of(values.data(), values.size()); };
+  plan.k_table = kernels::cuda::upload_table(problem.k);
+  plan.v_table = kernels::cuda::upload_table(problem.v);
+  plan.lengths = upload(problem.lengths);
+  plan.first_query = upload(problem.first_query);
+  plan.slopes = upload(problem.alibi_slopes);
+  plan.sinks = upload(problem.sinks);
+  plan.item_list = upload(work.items);
+  plan.groups = upload(work.groups);
+  plan.states =
+      DeviceBuffer(work.items.size() * static_cast<std::size_t>(work.rows_per_item) * row_floats * sizeof(float));
+  plan.arrived = DeviceBuffer(work.groups.size() * sizeof(unsigned));
+  check(cudaMemset(plan.arrived.as<unsigned>(), 0, plan.arrived.bytes()), "clearing of counters");
+
+  kernels::cuda::AttentionParams& p = plan.params;
+  p.q = static_cast<const std::byte*>(problem.q.data);
+  p.q_batch_stride = problem.q.batch_stride;
+  p.q_query_stride = problem.q.query_stride;
+  p.q_head_stride = problem.q.head_stride;
+  p.q_dtype = problem.q.dtype;
+  p.k = kernels::cuda::device_kv(problem.k, plan.k_table);
+  p.v = kernels::cuda::device_kv(problem.v, plan.v_table);
+  p.lengths = plan.lengths.as<std::int64_t>();
+  p.first_query = plan.first_query.as<std::int64_t>();
+  p.first_key = problem.first_key;
+  p.most_tokens = problem.k.tokens;
+  p.queries = static_cast<int>(problem.q.queries);
+  p.heads = static_cast<int>(problem.q.heads);
+  p.kv_heads = static_cast<int>(problem.k.kv_heads);
+  p.heads_per_kv = static_cast<int>(problem.group());
+  p.scale = problem.scale;
+  p.softcap = problem.softcap;
+  p.alibi_slopes = plan.slopes.as<float>();
+  p.sinks = plan.sinks.as<float>();
+  p.causal = problem.causal;
+  p.window = problem.window;
+  p.order = problem.order;
+  p.items = plan.item_list.as<kernels::cuda::WorkItem>();
+  p.groups = plan.groups.as<kernels::cuda::MergeGroup>();
+  p.rows_per_item = work.rows_per_item;
+  p.item_states = plan.states.as<float>();
+  p.arrived = plan.arrived.as<unsigned>();
+  p.rows = problem.rows();
+  int leaves = 1;
+  for (const auto& item : work.items) leaves = std::max(leaves, static_cast<int>(item.leaves));
+  plan.launch = kernels::cuda::find_decode_mma(p, work.rows_per_item, leaves);
+  if (plan.launch.kernel == nullptr) plan.launch = kernels::cuda::find_generic(p, work.rows_per_item);
+  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(plan.launch.kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.launch.shared_bytes)),
+        "shared memory of the kernel");
+}
+
+CudaPlan::~CudaPlan() = default;
+CudaPlan::CudaPlan(CudaPlan&&) noexcept = default;
+CudaPlan& CudaPlan::operator=(CudaPlan&&) noexcept = default;
+
+void CudaPlan::attention(float* out, float* lse, void* stream) {
+  impl_->params.states = nullptr;
+  impl_->params.out = out;
+  impl_->params.lse = lse;
+  impl_->run(stream);
+}
+
+void CudaPlan::attention_states(float* states, void* stream) {
+  impl_->params.states = states;
+  impl_->run(stream);
+}
+
+std::size_t CudaPlan::workspace_bytes() const { return impl_->states.bytes() + impl_->arrived.bytes(); }
+
+std::string CudaPlan::kernel() const { return impl_->launch.name; }
+
+std::vector<CudaDevice> cuda_devices() {
+  std::vector<CudaDevice> out;
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();
+    return out;
+  }
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) continue;
+    CudaDevice device;
+    device.index = i;
+    device.name = properties.name;
+    device.compute_major = properties.major;
+    device.compute_minor = properties.minor;
+    device.multiprocessors = properties.multiProcessorCount;
+    device.memory_bytes = properties.totalGlobalMem;
+    std::size_t total = 0;
+    if (cudaSetDevice(i) == cudaSuccess) cudaMemGetInfo(&device.free_bytes, &total);
+    out.push_back(device);
+  }
+  return out;
+}
+
+std::string cuda_problem() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count > 0) return "";
+  cudaGetLastError();
+  return fmt::format("no GPU: {}", error == cudaSuccess ? "the driver lists none" : cudaGetErrorString(error));
+}
+
+}  // namespace treeattn

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel for everything that has none of its own.
+#include <algorithm>
+
+#include "kernels/cuda/generic_node.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace treeattn::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+__global__ void __launch_bounds__(kThreads) generic_kernel(const __grid_constant__ AttentionParams p) {
+  extern __shared__ float memory[];
+  const WorkItem item = p.items[blockIdx.x];
+  const int rows = item.rows();
+  const GenericScratch scratch(memory, rows, p.k.dim);
+  generic_node(p, item, scratch);
+  const int floats = rows * (p.v.dim + 2);
+  float* to = p.item_states + (p.groups[item.group].first_item + item.place) *
+                                  (static_cast<std::int64_t>(p.rows_per_item) * (p.v.dim + 2));
+  for (int i = threadIdx.x; i < floats; i += blockDim.x) to[i] = scratch.stack[i];
+  __syncthreads();
+  finish_item(p, item, memory);
+}
+
+}  // namespace
+
+Launch find_generic(const AttentionParams& params, int rows) {
+  const std::size_t floats =
+      std::max(GenericScratch::floats(rows, params.k.dim, params.v.dim), merge_floats(rows, params.v.dim + 2));
+  return {generic_kernel, kThreads, floats * sizeof(float), "generic"};
+}
+
+}  // namespace treeattn::kernels::cuda

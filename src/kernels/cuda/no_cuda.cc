@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// In place of the CUDA files in a build without them.
+#include "treeattn/cuda.h"
+#include "treeattn/error.h"
+
+namespace treeattn {
+
+struct CudaPlan::Impl {};
+
+CudaPlan::CudaPlan(int, const AttentionInput&, const AttentionOptions&) { throw Unavailable(cuda_problem()); }
+CudaPlan::~CudaPlan() = default;
+CudaPlan::CudaPlan(CudaPlan&&) noexcept = default;
+CudaPlan& CudaPlan::operator=(CudaPlan&&) noexcept = default;
+void CudaPlan::attention(float*, float*, void*) {}
+void CudaPlan::attention_states(float*, void*) {}
+std::size_t CudaPlan::workspace_bytes() const { return 0; }
+std::string CudaPlan::kernel() const { return ""; }
+
+std::vector<CudaDevice> cuda_devices() { return {}; }
+std::string cuda_problem() { return "built without CUDA"; }
+
+}  // namespace treeattn

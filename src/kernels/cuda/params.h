@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a kernel is told of an attention call: plain numbers and device pointers, passed by value.
+#pragma once
+
+#include <cstdint>
+
+#include "treeattn/dtype.h"
+#include "treeattn/order.h"
+
+namespace treeattn::kernels::cuda {
+
+// K or V on the device; the same meaning as KvView.
+struct DeviceKv {
+  const std::byte* data = nullptr;
+  const float* scales = nullptr;
+  const std::int32_t* page_table = nullptr;
+  std::int64_t batch_stride = 0, token_stride = 0, head_stride = 0, page_stride = 0;
+  std::int64_t scale_batch_stride = 0, scale_token_stride = 0, scale_head_stride = 0, scale_page_stride = 0;
+  std::int64_t pages_per_sequence = 0;
+  std::int64_t page_tokens = 0;  // 0: unpaged
+  int dim = 0;
+  DType dtype = DType::kFloat32;
+};
+
+// One block's work: some rows of one KV head of one sequence, over the leaves of one node of the tree.
+struct WorkItem {
+  std::int32_t batch = 0;
+  std::int32_t kv_head = 0;
+  std::int32_t query0 = 0;
+  std::int32_t queries = 0;
+  std::int32_t head0 = 0;  // query heads, counted from the first of the KV head's group
+  std::int32_t heads = 0;
+  std::int32_t first_leaf = 0;
+  std::int32_t leaves = 0;  // a power of two; the node is [first_leaf, first_leaf + leaves)
+  std::int32_t group = 0;   // items that are merged together
+  std::int32_t place = 0;   // among the items of its group, in the order of the tree
+
+  // Row order: (query, head).
+#ifdef __CUDACC__
+  __host__ __device__
+#endif
+      std::int32_t
+      rows() const {
+    return queries * heads;
+  }
+};
+
+// Items whose states make one node that was asked for.
+struct MergeGroup {
+  std::int32_t first_item = 0;  // slot of the first item's states
+  std::int32_t items = 0;
+  std::int32_t node = 0;  // which of the nodes that were asked for
+};
+
+struct AttentionParams {
+  const std::byte* q = nullptr;
+  std::int64_t q_batch_stride = 0, q_query_stride = 0, q_head_stride = 0;
+  DType q_dtype = DType::kFloat32;
+  DeviceKv k, v;
+  const std::int64_t* lengths = nullptr;      // [batch]
+  const std::int64_t* first_query = nullptr;  // [batch] position of query 0
+  std::int64_t first_key = 0;
+  std::int64_t most_tokens = 0;  // of any sequence
+  int queries = 0;
+  int heads = 0;
+  int kv_heads = 0;
+  int heads_per_kv = 0;
+  float scale = 0;
+  float softcap = 0;
+  const float* alibi_slopes = nullptr;  // [heads] or null
+  const float* sinks = nullptr;         // [heads] or null; used only where out is
+  bool causal = false;
+  std::int64_t window = 0;
+  ReductionOrder order;
+
+  const WorkItem* items = nullptr;
+  const MergeGroup* groups = nullptr;
+  int rows_per_item = 0;         // rows of the largest item; the stride of item_states
+  float* item_states = nullptr;  // [items, rows_per_item, v_dim + 2]
+  unsigned* arrived = nullptr;   // [groups] zero between calls
+  // One of the two: the states of every node asked for, or the finished result of the whole tree.
+  float* states = nullptr;  // [nodes, batch, queries, heads, v_dim + 2]
+  std::int64_t rows = 0;    // batch * queries * heads
+  float* out = nullptr;     // [batch, queries, heads, v_dim]
+  float* lse = nullptr;     // [batch, queries, heads] or null
+};
+
+}  // namespace treeattn::kernels::cuda
