@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Several "hosts" on one machine: network namespaces with a name of their own, on one switch, over links of a given
-# rate. MPI takes them for machines: shared memory inside each, TCP between them.
+# rate. MPI takes them for machines: shared memory inside each, TCP between them. As in a cluster, mpirun's own daemons
+# talk over a second network, of no given rate, which is neither counted nor cut.
 #
 #   hosts.sh up N RATE                             N hosts; RATE as tc writes it (1gbit), or none
 #   hosts.sh mpirun N PER_HOST [OPTION... --] PROGRAM ARG...
@@ -20,18 +21,27 @@ self=$(readlink -f "${BASH_SOURCE[0]}")
 
 fail() { echo "hosts.sh: $1" >&2; exit "${2:-2}"; }
 skip() { fail "*** SKIPPED: $1 ***" 77; }
-usage() { sed -n '6,13s/^#   //p' "$self" >&2; exit 2; }
+usage() { sed -n '7,14s/^#   //p' "$self" >&2; exit 2; }
 number() { [[ $2 =~ ^[0-9]+$ ]] || fail "$1 is \"$2\"; accepted: a whole number"; }
 
 spaces() { ip netns list | awk '{print $1}' | grep -E "^$prefix-([0-9]+|switch)\$" || true; }
 
-# Processes still inside keep a namespace alive, so they go first.
+# Processes still inside keep a namespace alive, so they go first, with any that they start meanwhile. What they leave
+# behind bears the name of the host. An interrupt that has led here does not end it half way.
 down() {
-  local space
+  local space pids i status=0
+  trap '' INT TERM HUP
   for space in $(spaces); do
-    ip netns pids "$space" | xargs -r kill -9 2>/dev/null || true
-    ip netns del "$space"
+    for ((i = 0; i < 50; i++)); do
+      pids=$(ip netns pids "$space" 2>/dev/null) || true
+      [ -n "$pids" ] || break
+      xargs kill -9 <<<"$pids" 2>/dev/null || true
+      sleep 0.02
+    done
+    ip netns del "$space" || status=1
   done
+  rm -rf "${TMPDIR:-/tmp}/ompi.$prefix-"* "/dev/shm/vader_segment.$prefix-"*
+  return $status
 }
 
 # shape SPACE DEVICE: what leaves through the device.
@@ -40,10 +50,9 @@ shape() {
 }
 
 up() {
-  local count=$1 rate=$2 i host
+  local count=$1 rate=$2 i net host
   number N "$count"
   if [ "$count" -lt 1 ] || [ "$count" -gt 200 ]; then fail "N is $count; accepted: 1 to 200"; fi
-  [[ $prefix =~ ^[A-Za-z0-9]{1,40}$ ]] || fail "TREEATTN_HOSTS is \"$prefix\"; accepted: up to 40 letters and digits"
   [ "$(id -u)" -eq 0 ] || skip "hosts need root"
   for tool in ip tc unshare; do
     command -v $tool >/dev/null || skip "hosts need $tool (Debian: iproute2, util-linux)"
@@ -51,18 +60,22 @@ up() {
   [ -z "$(spaces)" ] || fail "hosts \"$prefix\" are up already; hosts.sh down takes them away"
   trap down EXIT  # until all of them stand
   ip netns add "$switch" 2>/dev/null || skip "no network namespace can be made here"
-  ip -n "$switch" link add br0 type bridge || skip "no bridge can be made in a namespace"
-  ip -n "$switch" link set br0 up
+  for net in 0 1; do
+    ip -n "$switch" link add br$net type bridge || skip "no bridge can be made in a namespace"
+    ip -n "$switch" link set br$net up
+  done
   for ((i = 0; i < count; i++)); do
     host=$prefix-$i
     ip netns add "$host"
-    ip link add eth0 netns "$host" type veth peer name port$i netns "$switch"
-    ip -n "$switch" link set port$i master br0 up
-    ip -n "$host" addr add 10.77.0.$((i + 1))/24 dev eth0
-    ip -n "$host" link set eth0 up
     ip -n "$host" link set lo up
-    shape "$host" eth0      # what it sends
-    shape "$switch" port$i  # what it gets
+    for net in 0 1; do
+      ip link add eth$net netns "$host" type veth peer name port$i-$net netns "$switch"
+      ip -n "$switch" link set port$i-$net master br$net up
+      ip -n "$host" addr add 10.77.$net.$((i + 1))/24 dev eth$net
+      ip -n "$host" link set eth$net up
+    done
+    shape "$host" eth0        # what it sends
+    shape "$switch" port$i-0  # what it gets
   done
   trap - EXIT
 }
@@ -98,7 +111,7 @@ launch() {
   if [ $((count * per_host)) -gt "$(nproc)" ] && [ "$per_host" -le "$(nproc)" ]; then binding=(--bind-to core); fi
   enter "$prefix-0" env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun \
     --mca plm rsh --mca plm_rsh_agent "$self agent" --mca plm_rsh_no_tree_spawn 1 \
-    --mca oob_tcp_if_include eth0 --mca btl_tcp_if_include eth0 --mca btl self,vader,tcp --mca pml ob1 \
+    --mca oob_tcp_if_include eth1 --mca btl_tcp_if_include eth0 --mca btl self,vader,tcp --mca pml ob1 \
     --mca mpi_yield_when_idle 1 --host "$hosts" --map-by "ppr:$per_host:node" "${binding[@]}" "${options[@]}" "$@"
 }
 
@@ -108,6 +121,7 @@ host_name() {
   echo "$prefix-$1"
 }
 
+[[ $prefix =~ ^[A-Za-z0-9]{1,40}$ ]] || fail "TREEATTN_HOSTS is \"$prefix\"; accepted: up to 40 letters and digits"
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command/$# in
@@ -118,8 +132,8 @@ case $command/$# in
   exec/[0-1]) usage ;;
   exec/*) host=$(host_name "$1") && shift && enter "$host" "$@" ;;
   bytes/1) host=$(host_name "$1") && ip netns exec "$host" cat /sys/class/net/eth0/statistics/tx_bytes ;;
-  cut/1) host=$(host_name "$1") && ip -n "$switch" link set "port$1" down ;;
-  join/1) host=$(host_name "$1") && ip -n "$switch" link set "port$1" up ;;
+  cut/1) host=$(host_name "$1") && ip -n "$switch" link set "port$1-0" down ;;
+  join/1) host=$(host_name "$1") && ip -n "$switch" link set "port$1-0" up ;;
   agent/*)  # mpirun's remote shell: the host, then a command line for a shell
     host=$1
     shift

@@ -12,7 +12,7 @@ trap '"$hosts_sh" down || true; rm -rf "$work"' EXIT
 
 "$hosts_sh" up 4 1gbit
 
-on_hosts() { timeout -k 10 120 "$hosts_sh" mpirun 4 2 "$treeattn" bench decode --json --deadline 60 "$@"; }
+on_hosts() { timeout --foreground -k 10 120 "$hosts_sh" mpirun 4 2 "$treeattn" bench decode --json --deadline 60 "$@"; }
 sent() { local i sum=0; for i in 0 1 2 3; do sum=$((sum + $("$hosts_sh" bytes $i))); done; echo $sum; }
 
 shape=(--quick --tokens 8k --heads 8 --kv-heads 4 --head-dim 64 --dtype f16 --chunk 64)

@@ -361,7 +361,8 @@ Command add_bench_decode(CLI::App& parent) {
   text("--strategy", options->strategy,
        "paper two_phase merge butterfly gather two_level ring auto, or a list (default: all)", "LIST");
   text("--threads", options->threads, "Threads of each rank (default: the cores shared out over the ranks)", "N");
-  text("--repeat", options->repeat, "Calls per line; the median counts (default: one second, at least 5; ring 2 to 5)", "N");
+  text("--repeat", options->repeat, "Calls per line; the median counts (default: one second, at least 5; ring 2 to 5)",
+       "N");
   text("--seed", options->seed, "Of the random numbers (default 1)", "N");
   text("--deadline", options->deadline, "A rank that does not answer for so long is lost (default 30)", "SECONDS");
   text("--placement", options->placement, "Of the chunks: cyclic or contiguous (default cyclic)", "NAME");

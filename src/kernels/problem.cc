@@ -148,9 +148,8 @@ void check_kv_memory(std::string_view name, const KvView& view, const Problem& p
   const std::string_view type = dtype_name(view.dtype);
   const std::size_t element_size = dtype_size(view.dtype);
   const bool quantised = view.dtype == DType::kInt8 || view.dtype == DType::kFp8E4M3;
-  const bool used = std::any_of(problem.lengths.begin(), problem.lengths.end(), [&](std::int64_t length) {
-    return length > 0 && any_in_nodes(problem, 0, length);
-  });
+  const bool used = std::any_of(problem.lengths.begin(), problem.lengths.end(),
+                                [&](std::int64_t length) { return length > 0 && any_in_nodes(problem, 0, length); });
   const bool paged = view.page_tokens > 0;
 
   require(view.scales == nullptr || quantised, "{}.scales = {} with {} values; accepted: scales for int8 and fp8 only",

@@ -52,7 +52,8 @@ struct Cost {
 // - Messages of a round go at the same time, and the round ends with its slowest message: latency + bytes / bandwidth,
 //   and the merge at its receiver. Messages that leave one node, or enter it, share its adapters.
 // - kPaper and kTwoPhase: trees over the ranks in order of rank, a message for every rank, empty or not.
-// - kRing: a rank sends to the next one in the order of the nodes. A step lasts as long as its slowest message or the work on the largest share,
+// - kRing: a rank sends to the next one in the order of the nodes. A step lasts as long as its slowest message or the
+// work on the largest share,
 //   whichever takes longer; the last share that comes is worked on after the last step. Empty shares are not sent.
 Cost cost_of(Strategy strategy, const Network& network, const Shares& shares, const ReductionSize& size,
              bool canonical = true);

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 
 RANKS = 4
@@ -54,4 +55,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Ranks that are killed leave files behind.
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tampi", ignore_cleanup_errors=True) as scratch:
+        os.environ |= {"OMPI_MCA_orte_tmpdir_base": scratch, "OMPI_MCA_btl_vader_backing_directory": scratch}
+        sys.exit(main())

@@ -121,7 +121,8 @@ Path path_of(const Problem& problem, const ErrorModel& model, KeyRange range, st
       std::min(chunks * static_cast<double>(order.chunk_tokens), static_cast<double>(range.end - range.begin));
   const double tiles = std::ceil(keys / model.tile_tokens) + chunks;  // a chunk may begin and end inside a tile
   Path path;
-  path.rescales = tiles + chunks + plan::log2_exact(order.branches) + 2 + model.extra_merges;  // 2: another shard, a sink
+  path.rescales =
+      tiles + chunks + plan::log2_exact(order.branches) + 2 + model.extra_merges;  // 2: another shard, a sink
   path.additions = model.carried ? std::max<double>(keys, model.serial_terms) : model.serial_terms;
   return path;
 }
