@@ -62,6 +62,12 @@ def main():
         done = run(mpiexec + decode + ["--strategy", "star"])
         expect(done.stderr.count("treeattn: ") == 1, f"a usage error is said {done.stderr.count('treeattn: ')} times")
 
+    # Memory against the paper's 2btd + 2bd + 2b n_h and 4btd + 2bd, where K and V are large against pages and scratch.
+    for ranks in ["2", "4"]:
+        for line in lines_of(decode + ["--tokens", "16k", "--ranks", ranks, "--strategy", "paper,merge,ring"], "memory"):
+            share = line["peak_bytes"] / line["formula_peak_bytes"]
+            expect(0.99 <= share <= 1.10, f"{line['strategy']} on {ranks} ranks: {share:.3f} of the formula's memory")
+
     # Other sequences, several queries, the paper's placement.
     few = decode + shape + ["--dtype", "f16", "--strategy", "merge,ring,paper"]
     for extra in [["--batch", "3", "--queries", "2"],

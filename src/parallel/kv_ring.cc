@@ -139,40 +139,35 @@ std::vector<RingPiece> KvRing::pieces_of(int rank) const {
   return pieces;
 }
 
-std::vector<Request> KvRing::receive(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory,
-                                     std::size_t first_page) {
-  std::vector<Request> requests;
+// Starts one message for each array of each page of a piece: start(bytes), page_of(page) saying where a page lies.
+template <class PageOf, class Start>
+std::vector<Request> KvRing::start_messages(const RingPiece& piece, const PageOf& page_of, const Start& start) const {
   const TokenBytes bytes = token_bytes(store_.config());
+  std::vector<Request> requests;
   for (const RingPiece::Page& page : piece.pages) {
-    for (const auto& span : spans_of(memory->page(first_page, page.tokens), bytes)) {
-      requests.push_back(comm_.receive(left_, span, memory));
-    }
-    ++first_page;
+    for (const auto& span : spans_of(page_of(page), bytes)) requests.push_back(start(span));
   }
   return requests;
+}
+
+std::vector<Request> KvRing::receive(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory,
+                                     std::size_t first_page) {
+  return start_messages(
+      piece, [&](const RingPiece::Page& page) { return memory->page(first_page++, page.tokens); },
+      [&](std::span<std::byte> bytes) { return comm_.receive(left_, bytes, memory); });
 }
 
 std::vector<Request> KvRing::send(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory,
                                   std::size_t first_page) {
-  std::vector<Request> requests;
-  const TokenBytes bytes = token_bytes(store_.config());
-  for (const RingPiece::Page& page : piece.pages) {
-    for (const auto& span : spans_of(memory->page(first_page, page.tokens), bytes)) {
-      requests.push_back(comm_.send(right_, span, memory));
-    }
-    ++first_page;
-  }
-  return requests;
+  return start_messages(
+      piece, [&](const RingPiece::Page& page) { return memory->page(first_page++, page.tokens); },
+      [&](std::span<std::byte> bytes) { return comm_.send(right_, bytes, memory); });
 }
 
 std::vector<Request> KvRing::send_own(const RingPiece& piece) {
-  std::vector<Request> requests;
-  const TokenBytes bytes = token_bytes(store_.config());
-  for (const RingPiece::Page& page : piece.pages) {
-    const ChunkMemory memory = store_.chunk(layer_, sequences_[page.sequence], page.chunk);
-    for (const auto& span : spans_of(memory, bytes)) requests.push_back(comm_.send(right_, span, store_.memory()));
-  }
-  return requests;
+  return start_messages(
+      piece, [&](const RingPiece::Page& page) { return store_.chunk(layer_, sequences_[page.sequence], page.chunk); },
+      [&](std::span<std::byte> bytes) { return comm_.send(right_, bytes, store_.memory()); });
 }
 
 void KvRing::copy_own(const RingPiece& piece, PageMemory& memory, std::size_t first_page) const {

@@ -50,6 +50,8 @@ class KvRing {
   struct Slot;
 
   std::vector<RingPiece> pieces_of(int rank) const;
+  template <class PageOf, class Start>
+  std::vector<Request> start_messages(const RingPiece& piece, const PageOf& page_of, const Start& start) const;
   std::vector<Request> receive(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory,
                                std::size_t first_page);
   std::vector<Request> send(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory, std::size_t first_page);
