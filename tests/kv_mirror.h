@@ -26,6 +26,7 @@
 #include "parallel/kv_rows.h"
 #include "parallel/kv_store.h"
 #include "plan/tree_order.h"
+#include "temporary_directory.h"
 #include "treeattn/kv_cache.h"
 
 namespace treeattn::testing_kv {
@@ -55,24 +56,6 @@ inline std::uint64_t test_seed() {
   std::printf("TREEATTN_SEED=%llu\n", static_cast<unsigned long long>(seed));
   return seed;
 }
-
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "treeattn-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp " + name);
-    path_ = name;
-  }
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 // Rows [tokens, kv_heads, dim] of one type, and their scales [tokens, kv_heads] where it has them.
 struct Rows {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,6 +16,7 @@
 
 #include "kernels/case_list.h"
 #include "kernels/cpu/dispatch.h"
+#include "parallel/agree.h"
 #include "plan/cost.h"
 #include "treeattn/error.h"
 #include "treeattn/parallel_attention.h"
@@ -207,7 +209,7 @@ inline Failures check_bytes(const std::shared_ptr<Communicator>& world, std::spa
   const std::vector<SequenceId> ids = prepared.fill(cache);
   const int p = world->size();
   plan::Network network;
-  for (int r = 0; r < p; ++r) network.node_of_rank.push_back(world->node_of(r));
+  network.node_of_rank = world->node_of_rank();
   const plan::Shares shares(p, {cache.rank_of_leaf().begin(), cache.rank_of_leaf().end()});
   plan::ReductionSize size;
   size.rows = shape.batch * shape.queries * shape.heads;
@@ -228,13 +230,7 @@ inline Failures check_bytes(const std::shared_ptr<Communicator>& world, std::spa
       prepared.decode(attention, cache, ids, pool);
       std::uint64_t sums[3] = {attention.report().traffic.bytes, attention.report().traffic.messages,
                                attention.report().traffic.remote_bytes};
-      world->allreduce(std::as_writable_bytes(std::span(sums)), sizeof(std::uint64_t),
-                       [](std::byte* lower, const std::byte* higher, std::size_t count) {
-                         for (std::size_t i = 0; i < count; ++i) {
-                           reinterpret_cast<std::uint64_t*>(lower)[i] +=
-                               reinterpret_cast<const std::uint64_t*>(higher)[i];
-                         }
-                       });
+      parallel::combine_over_ranks(*world, std::span<std::uint64_t>(sums), std::plus<std::uint64_t>());
       const plan::Cost cost = plan::cost_of(strategy, network, shares, size, canonical);
       const std::uint64_t steps = attention.report().traffic.steps;
       const auto expect = [&](const char* what, std::uint64_t got, std::uint64_t want) {

@@ -12,6 +12,7 @@
 
 #include "decode_loop.h"
 #include "parallel_checks.h"
+#include "temporary_directory.h"
 #include "treeattn/error.h"
 
 namespace treeattn {
@@ -133,20 +134,6 @@ TEST_P(RankCount, ResultByHeads) {
     return failures;
   });
 }
-
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "treeattn-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw Error("no temporary directory");
-    path_ = name;
-  }
-  ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 // Every step has the same bits on any number of ranks, through rebalancing, saving and loading.
 TEST_P(RankCount, DecodeLoopThroughRebalanceSaveAndLoad) {

@@ -7,6 +7,7 @@
 
 #include "base/half.h"
 #include "bench_data.h"
+#include "parallel/agree.h"
 #include "parallel/kv_store.h"
 
 namespace treeattn::tools {
@@ -179,11 +180,8 @@ DecodeReference reference_decode(const KvCache& cache, std::span<const SequenceI
                                   reinterpret_cast<const double*>(higher) + i * doubles, doubles);
                     }
                   });
-  world.allreduce(std::as_writable_bytes(std::span(&reference.largest_value, 1)), sizeof(double),
-                  [](std::byte* lower, const std::byte* higher, std::size_t) {
-                    auto* x = reinterpret_cast<double*>(lower);
-                    *x = std::max(*x, *reinterpret_cast<const double*>(higher));
-                  });
+  parallel::combine_over_ranks(world, std::span(&reference.largest_value, 1),
+                               [](double a, double b) { return std::max(a, b); });
   for (std::size_t r = 0; r < rows; ++r) {
     const double* state = states.data() + r * doubles;
     for (std::size_t i = 0; i < v_dim; ++i) reference.out.push_back(state[2 + i] / state[1]);

@@ -16,6 +16,7 @@
 #include "base/machine.h"
 #include "bench_data.h"
 #include "decode_data.h"
+#include "parallel/agree.h"
 #include "parallel/tree_attention.h"
 #include "plan/cost.h"
 #include "progress.h"
@@ -29,20 +30,9 @@ constexpr int kLeastRepeats = 5, kMostRepeats = 1000;
 constexpr int kLeastRingRepeats = 2, kMostRingRepeats = 5;
 constexpr int kReduceRepeats = 51, kQuickReduceRepeats = 21;
 
-template <class T, class Combine>
-void all_ranks(Communicator& world, std::span<T> values, const Combine& combine) {
-  world.allreduce(std::as_writable_bytes(values), sizeof(T),
-                  [&](std::byte* lower, const std::byte* higher, std::size_t count) {
-                    auto* a = reinterpret_cast<T*>(lower);
-                    const auto* b = reinterpret_cast<const T*>(higher);
-                    for (std::size_t i = 0; i < count; ++i) a[i] = combine(a[i], b[i]);
-                  });
-}
-
 template <class T>
 void max_of_ranks(Communicator& world, std::span<T> values) {
-  // A NaN on either side reaches the result.
-  all_ranks(world, values, [](T a, T b) { return a > b || a != a ? a : b; });
+  parallel::combine_over_ranks(world, values, parallel::larger<T>);
 }
 
 template <class T>
@@ -52,7 +42,7 @@ T max_of_ranks(Communicator& world, T value) {
 }
 
 std::uint64_t sum_of_ranks(Communicator& world, std::uint64_t value) {
-  all_ranks(world, std::span(&value, 1), std::plus<>());
+  parallel::combine_over_ranks(world, std::span(&value, 1), std::plus<>());
   return value;
 }
 
@@ -257,7 +247,7 @@ class RankBench {
     const bool ring = line.chosen == Strategy::kRing;
     plan::Network network;
     network.local = network.remote = {0, 1};  // only bytes are asked for
-    for (int r = 0; r < world_->size(); ++r) network.node_of_rank.push_back(world_->node_of(r));
+    network.node_of_rank = world_->node_of_rank();
     plan::ReductionSize size;
     size.rows = s.batch * s.queries * s.heads;
     size.v_dim = s.head_dim;

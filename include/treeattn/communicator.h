@@ -81,6 +81,7 @@ class Communicator {
   int size() const;
   // Which machine a rank is on: 0, 1, ... in the order of their lowest ranks.
   int node_of(int rank) const;
+  const std::vector<int>& node_of_rank() const;  // [size] the same, of all
   int nodes() const;
   std::string_view transport() const;  // "self", "threads" or "mpi"
 

@@ -221,6 +221,8 @@ int Communicator::node_of(int rank) const {
   return impl_->nodes[static_cast<std::size_t>(rank)];
 }
 
+const std::vector<int>& Communicator::node_of_rank() const { return impl_->nodes; }
+
 std::string_view Communicator::transport() const { return impl_->transport().name(); }
 Seconds Communicator::deadline() const { return impl_->deadline; }
 void Communicator::set_deadline(Seconds deadline) { impl_->deadline = checked(deadline); }

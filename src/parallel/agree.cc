@@ -14,16 +14,6 @@
 #include "treeattn/error.h"
 
 namespace treeattn::parallel {
-namespace {
-
-template <class T>
-std::vector<T> gathered(Communicator& communicator, T mine) {
-  std::vector<T> all(static_cast<std::size_t>(communicator.size()));
-  communicator.allgather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
-  return all;
-}
-
-}  // namespace
 
 void throw_if_any_failed(Communicator& communicator, const std::string& failure) {
   const std::vector<std::uint8_t> failed = gathered<std::uint8_t>(communicator, failure.empty() ? 0 : 1);

@@ -2,13 +2,41 @@
 // What all ranks must know before any of them goes on or gives up.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "treeattn/communicator.h"
 
 namespace treeattn::parallel {
+
+// Collective. One value of every rank, by rank.
+template <class T>
+std::vector<T> gathered(Communicator& communicator, const T& mine) {
+  std::vector<T> all(static_cast<std::size_t>(communicator.size()));
+  communicator.allgather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  return all;
+}
+
+// Collective. values[i] becomes combine(lower, higher) over the ranks' values[i], the same on every rank.
+template <class T, class Combine>
+void combine_over_ranks(Communicator& communicator, std::span<T> values, const Combine& combine) {
+  communicator.allreduce(std::as_writable_bytes(values), sizeof(T),
+                         [&](std::byte* lower, const std::byte* higher, std::size_t count) {
+                           auto* a = reinterpret_cast<T*>(lower);
+                           const auto* b = reinterpret_cast<const T*>(higher);
+                           for (std::size_t i = 0; i < count; ++i) a[i] = combine(a[i], b[i]);
+                         });
+}
+
+// The larger; a NaN on either side reaches the result.
+template <class T>
+T larger(T a, T b) {
+  return a > b || a != a ? a : b;
+}
 
 // What body() throws, as text; empty when it does not. For work of this rank alone: body must not communicate.
 template <class Body>

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "parallel/agree.h"
 #include "parallel/tree_attention.h"
 
 namespace treeattn::parallel {
@@ -88,12 +89,7 @@ double try_out(Strategy strategy, const plan::Schedule& schedule, const ReduceCo
     times.push_back(seconds_since(start));
   }
   double time = median(std::move(times));
-  comm.allreduce(std::as_writable_bytes(std::span(&time, 1)), sizeof(double),
-                 [](std::byte* lower, const std::byte* higher, std::size_t count) {
-                   auto* a = reinterpret_cast<double*>(lower);
-                   const auto* b = reinterpret_cast<const double*>(higher);
-                   for (std::size_t i = 0; i < count; ++i) a[i] = std::max(a[i], b[i]);
-                 });
+  combine_over_ranks(comm, std::span(&time, 1), larger<double>);
   return time;
 }
 
@@ -106,7 +102,7 @@ std::string link_text(const char* name, const plan::Link& link) {
 
 plan::Network measure_links(Communicator& comm) {
   plan::Network network;
-  for (int r = 0; r < comm.size(); ++r) network.node_of_rank.push_back(comm.node_of(r));
+  network.node_of_rank = comm.node_of_rank();
   if (const auto pair = find_pair(comm, true)) network.local = measure_link(comm, pair->first, pair->second);
   if (const auto pair = find_pair(comm, false)) network.remote = measure_link(comm, pair->first, pair->second);
   return network;

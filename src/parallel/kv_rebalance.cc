@@ -257,12 +257,7 @@ void KvStore::rebalance(plan::Shares shares) { redistribute(*communicator_, std:
 // apart, and what all of them have is common ground.
 void KvStore::cut_to_common(Communicator& communicator) {
   const auto least_of_all = [&](std::span<std::int64_t> values) {
-    communicator.allreduce(std::as_writable_bytes(values), sizeof(std::int64_t),
-                           [](std::byte* lower, const std::byte* higher, std::size_t count) {
-                             auto* least = reinterpret_cast<std::int64_t*>(lower);
-                             const auto* other = reinterpret_cast<const std::int64_t*>(higher);
-                             for (std::size_t i = 0; i < count; ++i) least[i] = std::min(least[i], other[i]);
-                           });
+    combine_over_ranks(communicator, values, [](std::int64_t a, std::int64_t b) { return std::min(a, b); });
   };
   constexpr std::int64_t kDropped = -1;
   least_of_all({&next_, 1});

@@ -16,10 +16,6 @@ namespace {
 // Pieces a share is cut into: enough for the last of one to cost little, few enough to keep the kernels busy.
 constexpr std::size_t kPiecesPerShare = 16;
 
-std::int64_t tokens_in_chunk(std::int64_t length, std::int64_t chunk, std::int64_t chunk_tokens) {
-  return std::clamp<std::int64_t>(length - chunk * chunk_tokens, 0, chunk_tokens);
-}
-
 }  // namespace
 
 // Pages that are not in the cache: those of other ranks. The views below address them like the cache's own.
@@ -92,10 +88,8 @@ KvRing::KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequ
     : store_(store), comm_(*store.communicator()), layer_(layer), sequences_(sequences.begin(), sequences.end()) {
   for (const SequenceId id : sequences_) lengths_.push_back(store.length(id));
   const int size = comm_.size();
-  std::vector<int> node_of_rank;
-  for (int r = 0; r < size; ++r) node_of_rank.push_back(comm_.node_of(r));
   // Neighbours on the ring are neighbours in the cluster.
-  const std::vector<int> ring = plan::ranks_by_node(node_of_rank);
+  const std::vector<int> ring = plan::ranks_by_node(comm_.node_of_rank());
   const int place = static_cast<int>(std::find(ring.begin(), ring.end(), comm_.rank()) - ring.begin());
   const auto rank_at = [&](int p) { return ring[static_cast<std::size_t>((p % size + size) % size)]; };
   left_ = rank_at(place - 1);
@@ -120,9 +114,9 @@ std::vector<RingPiece> KvRing::pieces_of(int rank) const {
   for (const int leaf : leaves) {
     auto& pages = pages_of_leaf.emplace_back();
     for (std::size_t s = 0; s < sequences_.size(); ++s) {
-      const std::int64_t chunks = (lengths_[s] + order.chunk_tokens - 1) / order.chunk_tokens;
+      const std::int64_t chunks = plan::chunk_count(order, lengths_[s]);
       for (std::int64_t c = plan::first_chunk(order, leaf, 0); c < chunks; c = plan::next_chunk(order, leaf, c)) {
-        pages.push_back({s, c, tokens_in_chunk(lengths_[s], c, order.chunk_tokens)});
+        pages.push_back({s, c, plan::tokens_in_chunk(order, lengths_[s], c)});
       }
     }
     all_pages += pages.size();
@@ -183,9 +177,8 @@ void KvRing::copy_own(const RingPiece& piece, PageMemory& memory, std::size_t fi
 KvBatch KvRing::batch_of(std::span<const RingPiece> pieces, const PageMemory& memory) const {
   KvBatch batch;
   batch.lengths = lengths_;
-  const std::int64_t chunk_tokens = store_.config().order.chunk_tokens;
   const std::int64_t longest = *std::max_element(lengths_.begin(), lengths_.end());
-  const auto slots = static_cast<std::size_t>((longest + chunk_tokens - 1) / chunk_tokens);
+  const auto slots = static_cast<std::size_t>(plan::chunk_count(store_.config().order, longest));
   batch.table.assign(slots * lengths_.size(), -1);
   std::int32_t next = 0;
   for (const RingPiece& piece : pieces) {

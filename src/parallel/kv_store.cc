@@ -68,11 +68,7 @@ TokenBytes token_bytes(const KvCacheConfig& config) {
 plan::Shares make_shares(const Communicator& communicator, const KvCacheConfig& config,
                          std::span<const double> weights) {
   check_config(config);
-  std::vector<int> node_of_rank(static_cast<std::size_t>(communicator.size()));
-  for (int rank = 0; rank < communicator.size(); ++rank) {
-    node_of_rank[static_cast<std::size_t>(rank)] = communicator.node_of(rank);
-  }
-  return plan::Shares::weighted(config.order.branches, plan::ranks_by_node(node_of_rank), weights);
+  return plan::Shares::weighted(config.order.branches, plan::ranks_by_node(communicator.node_of_rank()), weights);
 }
 
 std::vector<std::int64_t> tokens_of_pages(std::span<const LeafChunk> chunks) {
@@ -116,14 +112,10 @@ KvStore::Sequence& KvStore::find(SequenceId sequence) {
   return const_cast<Sequence&>(std::as_const(*this).find(sequence));
 }
 
-std::int64_t KvStore::chunk_count(std::int64_t tokens) const {
-  const std::int64_t chunk_tokens = config_.order.chunk_tokens;
-  return tokens / chunk_tokens + (tokens % chunk_tokens != 0 ? 1 : 0);
-}
+std::int64_t KvStore::chunk_count(std::int64_t tokens) const { return plan::chunk_count(config_.order, tokens); }
 
 std::int64_t KvStore::chunk_use(const Sequence& sequence, std::int64_t chunk) const {
-  const std::int64_t chunk_tokens = config_.order.chunk_tokens;
-  return std::min(chunk_tokens, sequence.length - chunk * chunk_tokens);
+  return plan::tokens_in_chunk(config_.order, sequence.length, chunk);
 }
 
 bool KvStore::carries(std::int64_t chunk) const {

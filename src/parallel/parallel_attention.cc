@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "parallel/agree.h"
 #include "parallel/choose.h"
 #include "parallel/ring_attention.h"
 #include "parallel/tree_attention.h"
@@ -66,18 +67,13 @@ struct ParallelAttention::Impl {
   std::string why;
   bool same_kernels = false;  // on all ranks
 
-  std::vector<int> node_of_rank() const {
-    std::vector<int> nodes;
-    for (int r = 0; r < communicator->size(); ++r) nodes.push_back(communicator->node_of(r));
-    return nodes;
-  }
-
   const plan::Schedule& schedule_of(Strategy strategy) {
     auto found = schedules.find(strategy);
     if (found == schedules.end()) {
       const bool scheduled = same_bits(strategy) && strategy != Strategy::kRing;
       plan::Schedule schedule;
-      if (scheduled) schedule = plan::make_schedule(strategy, node_of_rank()).seen_by(communicator->rank());
+      if (scheduled)
+        schedule = plan::make_schedule(strategy, communicator->node_of_rank()).seen_by(communicator->rank());
       found = schedules.emplace(strategy, std::move(schedule)).first;
     }
     return found->second;
@@ -112,8 +108,7 @@ struct ParallelAttention::Impl {
     constexpr std::size_t kName = 32;
     std::array<char, kName> mine{};
     active_isa().copy(mine.data(), kName - 1);
-    std::vector<std::array<char, kName>> all(static_cast<std::size_t>(communicator->size()));
-    communicator->allgather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+    const std::vector<std::array<char, kName>> all = parallel::gathered(*communicator, mine);
     for (std::size_t r = 1; r < all.size(); ++r) {
       require(all[r] == all[0],
               "rank {} computes with {} and rank 0 with {}; accepted: one instruction set on all ranks (TREEATTN_ISA), "

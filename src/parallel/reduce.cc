@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "merge/rows.h"
+#include "parallel/agree.h"
 
 namespace treeattn::parallel {
 namespace {
@@ -177,24 +179,6 @@ SharedBuffer merge_own(const ReduceContext& context, StateShape shape, SharedBuf
   return out;
 }
 
-void allreduce_floats(Communicator& comm, std::span<float> data, void (*reduce)(float*, const float*, std::size_t)) {
-  comm.allreduce(std::as_writable_bytes(data), sizeof(float),
-                 [reduce](std::byte* lower, const std::byte* higher, std::size_t count) {
-                   reduce(reinterpret_cast<float*>(lower), reinterpret_cast<const float*>(higher), count);
-                 });
-}
-
-void max_of(float* lower, const float* higher, std::size_t count) {
-  // Not std::max: a NaN must reach the result from either side.
-  for (std::size_t i = 0; i < count; ++i) {
-    if (higher[i] > lower[i] || higher[i] != higher[i]) lower[i] = higher[i];
-  }
-}
-
-void sum_of(float* lower, const float* higher, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) lower[i] += higher[i];
-}
-
 }  // namespace
 
 SharedBuffer reduce_by_schedule(const ReduceContext& context, const plan::Schedule& schedule, StateShape shape,
@@ -209,7 +193,7 @@ SharedBuffer reduce_in_two_phases(const ReduceContext& context, StateShape shape
   const std::size_t rest = shape.row_floats - 1;
   std::vector<float> top(shape.rows), sums(shape.rows * rest);
   for (std::size_t r = 0; r < shape.rows; ++r) top[r] = own->as<float>()[r * shape.row_floats];
-  allreduce_floats(comm, top, max_of);
+  combine_over_ranks(comm, std::span(top), larger<float>);
   for (std::size_t r = 0; r < shape.rows; ++r) {
     const float* row = own->as<float>() + r * shape.row_floats;
     // An empty state is selected away: its sums may hold anything.
@@ -217,7 +201,7 @@ SharedBuffer reduce_in_two_phases(const ReduceContext& context, StateShape shape
     const float weight = empty ? 0.0f : merge::state_weight(row[0], top[r]);
     for (std::size_t i = 0; i < rest; ++i) sums[r * rest + i] = empty ? 0.0f : row[1 + i] * weight;
   }
-  allreduce_floats(comm, sums, sum_of);
+  combine_over_ranks(comm, std::span(sums), std::plus<float>());
   for (std::size_t r = 0; r < shape.rows; ++r) {
     float* row = own->as<float>() + r * shape.row_floats;
     row[0] = top[r];
@@ -240,13 +224,13 @@ SharedBuffer reduce_as_in_paper(const ReduceContext& context, StateShape shape, 
     lse[r] = row[0] == kEmptyMax ? kEmptyMax : row[0] + std::log2(row[1]);
   }
   top = lse;
-  allreduce_floats(comm, top, max_of);
+  combine_over_ranks(comm, std::span(top), larger<float>);
   for (std::size_t r = 0; r < shape.rows; ++r) {
     denominator[r] = lse[r] == kEmptyMax ? 0.0f : merge::state_weight(lse[r], top[r]);
     for (std::size_t i = 0; i < v_dim; ++i) numerator[r * v_dim + i] *= denominator[r];
   }
-  allreduce_floats(comm, numerator, sum_of);
-  allreduce_floats(comm, denominator, sum_of);
+  combine_over_ranks(comm, std::span(numerator), std::plus<float>());
+  combine_over_ranks(comm, std::span(denominator), std::plus<float>());
   for (std::size_t r = 0; r < shape.rows; ++r) {
     float* row = own->as<float>() + r * shape.row_floats;
     row[0] = top[r];

@@ -44,8 +44,8 @@ std::vector<std::uint64_t> kv_bytes_of_ranks(const KvStore& store, std::span<con
   std::vector<std::uint64_t> bytes(static_cast<std::size_t>(shares.ranks()), 0);
   for (const SequenceId id : sequences) {
     const std::int64_t length = store.length(id);
-    for (std::int64_t c = 0; c * order.chunk_tokens < length; ++c) {
-      const std::int64_t tokens = std::min(order.chunk_tokens, length - c * order.chunk_tokens);
+    for (std::int64_t c = 0; c < plan::chunk_count(order, length); ++c) {
+      const std::int64_t tokens = plan::tokens_in_chunk(order, length, c);
       const int rank = shares.rank_of(plan::leaf_of_chunk(order, c));
       bytes[static_cast<std::size_t>(rank)] += static_cast<std::uint64_t>(tokens) * token_bytes(store.config()).all();
     }

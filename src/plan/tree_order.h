@@ -48,6 +48,14 @@ constexpr std::int64_t chunk_of(const ReductionOrder& order, std::int64_t positi
   return position / order.chunk_tokens;
 }
 
+// Chunks of a sequence of so many tokens, the last one perhaps not full, and tokens of one of them.
+constexpr std::int64_t chunk_count(const ReductionOrder& order, std::int64_t tokens) {
+  return tokens / order.chunk_tokens + (tokens % order.chunk_tokens != 0 ? 1 : 0);
+}
+constexpr std::int64_t tokens_in_chunk(const ReductionOrder& order, std::int64_t tokens, std::int64_t chunk) {
+  return std::min(order.chunk_tokens, tokens - chunk * order.chunk_tokens);
+}
+
 // The branch at a leaf of the tree. Its own inverse.
 constexpr int branch_of_leaf(const ReductionOrder& order, int leaf) {
   return order.placement == Placement::kCyclic ? reverse_bits(leaf, order.branches) : leaf;
