@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a Llama layer needs beside attention, once per backend. Activations are float32 and dense; pointers are memory
+// of the backend. Every operation works row by row: the bits of a row of the result depend on that row of the input and
+// the weights, never on how many rows come with it, on the number of threads or on the rank.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "treeattn/dtype.h"
+#include "treeattn/thread_pool.h"
+
+namespace treeattn::kernels {
+
+// A weight matrix [rows, cols], row-major. float32, float16, bfloat16; or int8 with a float32 scale for every `group`
+// columns of a row, scales [rows, cols / group].
+struct WeightMatrix {
+  const void* data = nullptr;
+  DType dtype = DType::kBFloat16;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  const float* scales = nullptr;
+  std::int64_t group = 0;
+};
+
+// Columns of int8 weights that share a scale.
+inline constexpr std::int64_t kWeightGroup = 32;
+
+class ModelOps {
+ public:
+  virtual ~ModelOps() = default;
+  virtual std::string_view name() const = 0;  // "cpu (NEON_BF16)", "cuda:0"
+
+  virtual void* allocate(std::size_t bytes) = 0;  // throws std::bad_alloc or Unavailable, naming the bytes
+  virtual void release(void* memory) noexcept = 0;
+  virtual void to_host(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void from_host(void* to, const void* from, std::size_t bytes) = 0;
+
+  // x [tokens.size(), table.cols] = rows of the table. tokens: host memory.
+  virtual void embed(const WeightMatrix& table, std::span<const std::int32_t> tokens, float* x) = 0;
+  // y = x / sqrt(mean(x^2) + eps) * weight; x and y [rows, dim], y may be x.
+  virtual void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t dim,
+                        float* y) = 0;
+  // y [rows, w.rows] = x [rows, w.cols] w^T; add: y += that. x and y do not overlap.
+  virtual void linear(const WeightMatrix& w, const float* x, std::int64_t rows, float* y, bool add) = 0;
+  // Rotates pairs (i, i + dim / 2) of every head of x [rows, heads, dim] by positions[row] * frequencies[i]. positions
+  // and frequencies [dim / 2]: host memory.
+  virtual void rope(float* x, std::int64_t rows, std::int64_t heads, std::int64_t dim,
+                    std::span<const std::int64_t> positions, std::span<const double> frequencies) = 0;
+  // y [rows, dim] = gate / (1 + exp(-gate)) * up, gate_up [rows, 2 * dim]: the gates of a row, then its ups.
+  virtual void swiglu(const float* gate_up, std::int64_t rows, std::int64_t dim, float* y) = 0;
+};
+
+// The pool must outlive it.
+std::unique_ptr<ModelOps> cpu_model_ops(ThreadPool& pool);
+
+// int8 weights with scale max|w| / 127 for each group; values [rows * cols], scales [rows, cols / kWeightGroup]. w in
+// float32, float16 or bfloat16, cols a multiple of kWeightGroup.
+void quantize_weights(const WeightMatrix& w, std::int8_t* values, float* scales, ThreadPool& pool);
+
+}  // namespace treeattn::kernels

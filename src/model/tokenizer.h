@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Text to tokens and back: byte-level BPE as in tokenizer.json, with added and special tokens.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace treeattn::model {
+
+class Tokenizer {
+ public:
+  // tokenizer.json. Throws BadFile, naming what is wrong or not supported, and what is.
+  static Tokenizer read(const std::filesystem::path& file);
+  static Tokenizer parse(std::string_view json, const std::string& name);
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  ~Tokenizer();
+
+  std::int64_t vocab() const;
+  // special: whether "<|eot_id|>" in the text is that token or just text. Throws InvalidArgument for text that is not
+  // UTF-8, naming the place.
+  std::vector<std::int32_t> encode(std::string_view text, bool special = false) const;
+  // The bytes of tokens; a character may be cut at the ends. Special tokens are left out unless asked for.
+  std::string decode(std::span<const std::int32_t> tokens, bool special = false) const;
+  std::optional<std::int32_t> find(std::string_view token) const;  // an added token, by its text
+  bool is_special(std::int32_t token) const;
+
+ private:
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Bytes of a stream of tokens put out as whole UTF-8 characters; what is cut waits for the next token.
+class TextStream {
+ public:
+  explicit TextStream(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+  std::string next(std::int32_t token);
+  std::string finish();  // what is left; bytes that are no character become U+FFFD
+
+ private:
+  const Tokenizer* tokenizer_;
+  std::string waiting_;
+};
+
+struct ChatMessage {
+  std::string role;  // "system", "user", "assistant", "ipython"
+  std::string content;
+};
+
+// The Llama 3 chat template, as tokens: the header of every message is special tokens, its content is plain text.
+// Throws InvalidArgument for an unknown role or a tokenizer without the tokens of the template.
+std::vector<std::int32_t> chat_tokens(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
+                                      bool begin_answer);
+
+}  // namespace treeattn::model
