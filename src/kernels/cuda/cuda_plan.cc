@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/work.h"
 #include "treeattn/cuda.h"
 #include "treeattn/error.h"
-#include "treeattn/state.h"
 
 namespace treeattn {
 
@@ -128,17 +128,8 @@ CudaPlan::CudaPlan(int device, const AttentionInput& in, const AttentionOptions&
     throw Unavailable(fmt::format("GPU {}; accepted: 0 to {}", device, devices.size() - 1));
   }
   check(cudaSetDevice(device), "choice of the GPU");
-  const int slots = 2 * devices[static_cast<std::size_t>(device)].multiprocessors;
-  // States that wait for their siblings must fit into shared memory.
-  kernels::cuda::KernelLimits limits;
-  const std::int64_t rows = std::min<std::int64_t>(limits.rows, problem.group() * problem.q.queries);
-  if (rows > 2) limits.leaves = 8;
-  const kernels::cuda::Work work = kernels::cuda::split_work(problem, limits, slots);
-
   Impl& plan = *impl_;
   plan.device = device;
-  plan.items = static_cast<int>(work.items.size());
-  const std::size_t row_floats = state_floats(problem.v.head_dim);
   const auto upload = [](const auto& values) { return DeviceBuffer::copy_of(values.data(), values.size()); };
   plan.k_table = kernels::cuda::upload_table(problem.k);
   plan.v_table = kernels::cuda::upload_table(problem.v);
@@ -146,13 +137,6 @@ CudaPlan::CudaPlan(int device, const AttentionInput& in, const AttentionOptions&
   plan.first_query = upload(problem.first_query);
   plan.slopes = upload(problem.alibi_slopes);
   plan.sinks = upload(problem.sinks);
-  plan.item_list = upload(work.items);
-  plan.groups = upload(work.groups);
-  plan.states =
-      DeviceBuffer(work.items.size() * static_cast<std::size_t>(work.rows_per_item) * row_floats * sizeof(float));
-  plan.arrived = DeviceBuffer(work.groups.size() * sizeof(unsigned));
-  check(cudaMemset(plan.arrived.as<unsigned>(), 0, plan.arrived.bytes()), "clearing of counters");
-
   kernels::cuda::AttentionParams& p = plan.params;
   p.q = static_cast<const std::byte*>(problem.q.data);
   p.q_batch_stride = problem.q.batch_stride;
@@ -176,19 +160,41 @@ CudaPlan::CudaPlan(int device, const AttentionInput& in, const AttentionOptions&
   p.causal = problem.causal;
   p.window = problem.window;
   p.order = problem.order;
+  p.rows = problem.rows();
+  if (p.order.placement == Placement::kContiguous) {
+    p.leaf_chunks =
+        static_cast<int>(std::min<std::int64_t>(p.order.branch_tokens / p.order.chunk_tokens, std::int64_t{1} << 24));
+  }
+  const int rows = static_cast<int>(std::min<std::int64_t>(problem.group() * problem.q.queries, 16));
+  plan.launch = kernels::cuda::find_decode_mma(p, rows);
+  if (plan.launch.kernel == nullptr) plan.launch = kernels::cuda::find_generic(p, rows);
+  if (plan.launch.tile > 0) {
+    p.tensor_copies = kernels::cuda::make_tensor_map(problem.k, problem.first_key, plan.launch.tile, p.k_map) &&
+                      kernels::cuda::make_tensor_map(problem.v, problem.first_key, plan.launch.tile, p.v_map);
+  }
+  const auto* kernel = reinterpret_cast<const void*>(plan.launch.kernel);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(plan.launch.shared_bytes)),
+        "shared memory of the kernel");
+  int resident = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, plan.launch.threads, plan.launch.shared_bytes),
+        "blocks of a multiprocessor");
+  const int slots = std::max(1, resident) * devices[static_cast<std::size_t>(device)].multiprocessors;
+
+  const kernels::cuda::Work work = kernels::cuda::split_work(problem, plan.launch.limits, slots);
+  plan.items = static_cast<int>(work.items.size());
+  plan.item_list = upload(work.items);
+  plan.groups = upload(work.groups);
+  plan.states = DeviceBuffer(work.items.size() * static_cast<std::size_t>(work.rows_per_item) *
+                             (static_cast<std::size_t>(problem.v.head_dim) + 4) * sizeof(float));
+  plan.arrived = DeviceBuffer(work.groups.size() * sizeof(unsigned));
+  check(cudaMemset(plan.arrived.as<unsigned>(), 0, plan.arrived.bytes()), "clearing of counters");
+
   p.items = plan.item_list.as<kernels::cuda::WorkItem>();
   p.groups = plan.groups.as<kernels::cuda::MergeGroup>();
   p.rows_per_item = work.rows_per_item;
   p.item_states = plan.states.as<float>();
   p.arrived = plan.arrived.as<unsigned>();
-  p.rows = problem.rows();
-  int leaves = 1;
-  for (const auto& item : work.items) leaves = std::max(leaves, static_cast<int>(item.leaves));
-  plan.launch = kernels::cuda::find_decode_mma(p, work.rows_per_item, leaves);
-  if (plan.launch.kernel == nullptr) plan.launch = kernels::cuda::find_generic(p, work.rows_per_item);
-  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(plan.launch.kernel),
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(plan.launch.shared_bytes)),
-        "shared memory of the kernel");
 }
 
 CudaPlan::~CudaPlan() = default;

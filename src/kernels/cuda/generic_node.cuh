@@ -7,20 +7,19 @@
 
 namespace treeattn::kernels::cuda {
 
-inline constexpr int kGenericTile = 64;    // keys worked on together, on the grid of global positions
-inline constexpr int kGenericRows = 16;    // most rows of an item
-inline constexpr int kGenericLeaves = 16;  // most leaves of an item
-inline constexpr int kGenericLevels = 5;   // log2 of that, and one
+inline constexpr int kGenericTile = 64;   // keys worked on together, on the grid of global positions
+inline constexpr int kGenericRows = 16;   // most rows of an item
+inline constexpr int kGenericLevels = 4;  // log2 of the most leaves with keys of an item
 
 // Shared memory of one block.
 struct GenericScratch {
   float* q;       // [rows, k_dim]
   float* weight;  // [rows, kGenericTile] logits, then weights
   float* shrink;  // [rows]
-  float* stack;   // [kGenericLevels, rows, v_dim + 2]; the leaf in the making lies on top
+  float* stack;   // [kGenericLevels + 1, rows] states; the leaf in the making lies on top
 
   __host__ __device__ static std::size_t floats(int rows, int k_dim, int v_dim) {
-    return static_cast<std::size_t>(rows) * (k_dim + kGenericTile + 1 + kGenericLevels * (v_dim + 2));
+    return static_cast<std::size_t>(rows) * (k_dim + kGenericTile + 1 + (kGenericLevels + 1) * row_state_floats(v_dim));
   }
   __device__ GenericScratch(float* memory, int rows, int k_dim)
       : q(memory), weight(q + rows * k_dim), shrink(weight + rows * kGenericTile), stack(shrink + rows) {}
@@ -45,22 +44,23 @@ __device__ inline float generic_logit(const AttentionParams& p, const WorkItem& 
   return logit;
 }
 
-// Folds the keys [first, first + count), at most a tile, into the states `top` [rows, v_dim + 2].
+// Folds the keys [first, first + count), at most a tile, into the states `top` [rows].
 __device__ inline void generic_tile(const AttentionParams& p, const WorkItem& item, const GenericScratch& scratch,
                                     int rows, std::int64_t first, int count, float* top) {
-  const int row_floats = p.v.dim + 2;
+  const int row_floats = row_state_floats(p.v.dim);
   for (int i = threadIdx.x; i < rows * kGenericTile; i += blockDim.x) {
     const int r = i / kGenericTile, t = i % kGenericTile;
     scratch.weight[i] = t < count ? generic_logit(p, item, scratch, r, first + t) : merge::kEmptyMax;
   }
   __syncthreads();
   for (int r = threadIdx.x; r < rows; r += blockDim.x) {
-    float* state = top + r * row_floats;
+    float& state_m = top[r * row_floats + p.v.dim];
+    float& state_l = top[r * row_floats + p.v.dim + 1];
     float* weight = scratch.weight + r * kGenericTile;
-    float m = state[0];
+    float m = state_m;
     for (int t = 0; t < count; ++t) m = weight[t] <= m ? m : weight[t];  // a NaN must not be passed over
     float sum = 0.0f;
-    const float shrink = state[0] == merge::kEmptyMax ? 0.0f : merge::state_weight(state[0], m);
+    const float shrink = state_m == merge::kEmptyMax ? 0.0f : merge::state_weight(state_m, m);
     for (int t = 0; t < count; ++t) {
       // Hidden, or infinitely unlikely: selected away, not multiplied.
       weight[t] = weight[t] == merge::kEmptyMax ? 0.0f : merge::state_weight(weight[t], m);
@@ -68,14 +68,14 @@ __device__ inline void generic_tile(const AttentionParams& p, const WorkItem& it
     }
     scratch.shrink[r] = shrink;
     if (m != merge::kEmptyMax) {
-      state[1] = state[0] == merge::kEmptyMax ? sum : __fmaf_rn(state[1], shrink, sum);
-      state[0] = m;
+      state_l = state_m == merge::kEmptyMax ? sum : __fmaf_rn(state_l, shrink, sum);
+      state_m = m;
     }
   }
   __syncthreads();
   for (int i = threadIdx.x; i < rows * p.v.dim; i += blockDim.x) {
     const int r = i / p.v.dim, d = i % p.v.dim;
-    float* o = top + r * row_floats + 2 + d;
+    float* o = top + r * row_floats + d;
     float sum = *o * scratch.shrink[r];
     for (int t = 0; t < count; ++t) {
       const float weight = scratch.weight[r * kGenericTile + t];
@@ -88,10 +88,10 @@ __device__ inline void generic_tile(const AttentionParams& p, const WorkItem& it
   __syncthreads();
 }
 
-// Leaves the state of the item's node in scratch.stack [rows, v_dim + 2]. Called by all threads of the block.
+// Leaves the states of the item's node in scratch.stack [rows]. Called by all threads of the block.
 __device__ inline void generic_node(const AttentionParams& p, const WorkItem& item, const GenericScratch& scratch) {
   const int rows = item.rows();
-  const int row_floats = p.v.dim + 2;
+  const int row_floats = row_state_floats(p.v.dim);
   const int block = rows * row_floats;
   for (int i = threadIdx.x; i < rows * p.k.dim; i += blockDim.x) {
     const int r = i / p.k.dim;
@@ -99,34 +99,45 @@ __device__ inline void generic_node(const AttentionParams& p, const WorkItem& it
     scratch.q[i] = load_element(row, i % p.k.dim, p.q_dtype);
   }
   const Range seen = visible_to_any(p, item);
-  int depth = 0;
-  for (int leaf = 0; leaf < item.leaves; ++leaf) {
-    float* top = scratch.stack + depth * block;
-    for (int i = threadIdx.x; i < block; i += blockDim.x) top[i] = i % row_floats == 0 ? merge::kEmptyMax : 0.0f;
+  const std::int64_t from = plan::chunk_of(p.order, p.first_key + seen.begin);
+  const std::int64_t last = seen.begin < seen.end ? plan::chunk_of(p.order, p.first_key + seen.end - 1) : -1;
+  const auto next_used = [&](int leaf) {
+    while (++leaf < item.leaves && plan::first_chunk(p.order, item.first_leaf + leaf, from) > last) {
+    }
+    return leaf;
+  };
+  const auto clear = [&](float* state) {
+    for (int i = threadIdx.x; i < block; i += blockDim.x)
+      state[i] = i % row_floats == p.v.dim ? merge::kEmptyMax : 0.0f;
     __syncthreads();
-    if (seen.begin < seen.end) {
-      const std::int64_t last = plan::chunk_of(p.order, p.first_key + seen.end - 1);
-      const int number = item.first_leaf + leaf;
-      for (std::int64_t chunk = plan::first_chunk(p.order, number, plan::chunk_of(p.order, p.first_key + seen.begin));
-           chunk <= last; chunk = plan::next_chunk(p.order, number, chunk)) {
-        const std::int64_t begin = max(seen.begin, chunk * p.order.chunk_tokens - p.first_key);
-        const std::int64_t end = min(seen.end, (chunk + 1) * p.order.chunk_tokens - p.first_key);
-        for (std::int64_t first = begin; first < end;) {
-          const std::int64_t grid = kGenericTile - (p.first_key + first) % kGenericTile;
-          const int count = static_cast<int>(min(end - first, grid));
-          generic_tile(p, item, scratch, rows, first, count, top);
-          first += count;
-        }
+  };
+  int leaf = next_used(-1);
+  if (leaf >= item.leaves) clear(scratch.stack);
+  int leaves[kGenericLevels + 1];  // of the stack
+  for (int depth = 0; leaf < item.leaves;) {
+    float* top = scratch.stack + depth * block;
+    clear(top);
+    const int number = item.first_leaf + leaf;
+    for (std::int64_t chunk = plan::first_chunk(p.order, number, from); chunk <= last;
+         chunk = plan::next_chunk(p.order, number, chunk)) {
+      const std::int64_t begin = max(seen.begin, chunk * p.order.chunk_tokens - p.first_key);
+      const std::int64_t end = min(seen.end, (chunk + 1) * p.order.chunk_tokens - p.first_key);
+      for (std::int64_t first = begin; first < end;) {
+        const std::int64_t grid = kGenericTile - (p.first_key + first) % kGenericTile;
+        const int count = static_cast<int>(min(end - first, grid));
+        generic_tile(p, item, scratch, rows, first, count, top);
+        first += count;
       }
     }
-    // A binary counter: the leaf completes as many subtrees as its number has trailing ones.
-    ++depth;
-    for (int completed = leaf + 1; completed % 2 == 0; completed /= 2) {
+    const int next = next_used(leaf);
+    leaves[depth++] = leaf;
+    while (depth > 1 && !waits(leaves[depth - 2], leaf, next < item.leaves ? next : -1)) {
       --depth;
       float* lower = scratch.stack + (depth - 1) * block;
       merge_blocks(
-          1, rows, row_floats, [&](int) { return lower; }, [&](int) { return lower + block; });
+          1, rows, p.v.dim, [&](int) { return lower; }, [&](int) { return lower + block; });
     }
+    leaf = next;
   }
 }
 

@@ -17,11 +17,17 @@ struct Launch {
   int threads = 0;
   std::size_t shared_bytes = 0;
   const char* name = "";
+  ItemLimits limits;
+  int tile = 0;  // keys of a piece, where tensor copies can bring them
 };
 
-// The kernel for calls of this kind: items of at most `rows` rows and `leaves` leaves. kernel is null where there is
-// none.
-Launch find_decode_mma(const AttentionParams& params, int rows, int leaves);
+// Parts of find_decode_mma.
+Launch find_decode_bf16(int dim, int rows);
+Launch find_decode_f16(int dim, int rows);
+
+// The kernel for calls of this kind, whose items never need more than `rows` rows; it may ask for less. kernel is null
+// where there is none.
+Launch find_decode_mma(const AttentionParams& params, int rows);
 Launch find_generic(const AttentionParams& params, int rows);
 
 }  // namespace treeattn::kernels::cuda

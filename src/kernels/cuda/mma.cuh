@@ -17,12 +17,6 @@ __device__ inline std::uint32_t shared_address(const void* pointer) {
 __device__ inline void copy_async_16(std::uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
 }
-__device__ inline void commit_async() { asm volatile("cp.async.commit_group;\n"); }
-// Waits until at most kPending of this thread's groups are under way.
-template <int kPending>
-__device__ inline void wait_async() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
-}
 
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ inline void load_matrices(std::uint32_t (&r)[4], std::uint32_t address) {

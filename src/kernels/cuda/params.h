@@ -22,6 +22,11 @@ struct DeviceKv {
   DType dtype = DType::kFloat32;
 };
 
+// A description for the copy engine, opaque: CUtensorMap.
+struct alignas(128) TensorMap {
+  std::uint64_t words[16] = {};
+};
+
 // One block's work: some rows of one KV head of one sequence, over the leaves of one node of the tree.
 struct WorkItem {
   std::int32_t batch = 0;
@@ -34,6 +39,7 @@ struct WorkItem {
   std::int32_t leaves = 0;  // a power of two; the node is [first_leaf, first_leaf + leaves)
   std::int32_t group = 0;   // items that are merged together
   std::int32_t place = 0;   // among the items of its group, in the order of the tree
+  std::int32_t chunks = 0;  // with keys
 
   // Row order: (query, head).
 #ifdef __CUDACC__
@@ -44,6 +50,15 @@ struct WorkItem {
     return queries * heads;
   }
 };
+
+// Items of the largest kind that a kernel can hold.
+struct ItemLimits {
+  int rows = 16;
+  int levels = 4;  // log2 of the most leaves with keys
+};
+
+// Most states that the last block of a group merges at once.
+inline constexpr int kMergeAtOnce = 32;
 
 // Items whose states make one node that was asked for.
 struct MergeGroup {
@@ -57,6 +72,8 @@ struct AttentionParams {
   std::int64_t q_batch_stride = 0, q_query_stride = 0, q_head_stride = 0;
   DType q_dtype = DType::kFloat32;
   DeviceKv k, v;
+  TensorMap k_map, v_map;
+  bool tensor_copies = false;                 // k_map and v_map can be used
   const std::int64_t* lengths = nullptr;      // [batch]
   const std::int64_t* first_query = nullptr;  // [batch] position of query 0
   std::int64_t first_key = 0;
@@ -72,11 +89,12 @@ struct AttentionParams {
   bool causal = false;
   std::int64_t window = 0;
   ReductionOrder order;
+  int leaf_chunks = 0;  // contiguous placement: chunks of a leaf, 2^24 at most; 0: cyclic
 
   const WorkItem* items = nullptr;
   const MergeGroup* groups = nullptr;
   int rows_per_item = 0;         // rows of the largest item; the stride of item_states
-  float* item_states = nullptr;  // [items, rows_per_item, v_dim + 2]
+  float* item_states = nullptr;  // [items, rows_per_item, v_dim + 4] as in merge_tail.cuh
   unsigned* arrived = nullptr;   // [groups] zero between calls
   // One of the two: the states of every node asked for, or the finished result of the whole tree.
   float* states = nullptr;  // [nodes, batch, queries, heads, v_dim + 2]

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a warp of the tensor-core kernels works on, one tile after the other, and where their rows lie.
+// Which keys a warp of the tensor-core kernels works on, one piece after the other, and where their rows lie. All warps
+// of a block work on one leaf at a time; the pieces of a chunk go round the warps. Which piece a key is in, and which
+// warp takes it, follows from its global position alone.
 #pragma once
 
 #include "kernels/cuda/device_rows.cuh"
 
 namespace treeattn::kernels::cuda {
 
-inline constexpr int kMmaTile = 16;  // keys worked on together, on the grid of global positions
+inline constexpr int kMmaWarps = 4;
 
 // The keys of an item, as local indices. 32 bits: the host sends longer sequences to the generic kernel.
 struct ItemKeys {
@@ -16,91 +18,152 @@ struct ItemKeys {
   int first_chunk, last_chunk;
   int chunk_tokens;
   int first_leaf, leaves;
-};
+  int leaf_step;    // leaves in between have no keys
+  int branches;     // cyclic placement
+  int leaf_chunks;  // contiguous placement: chunks of a leaf; 0: cyclic
+  unsigned brev_shift;
 
-// Walks the tiles of an item: leaf by leaf, chunk by chunk.
-struct TileCursor {
-  int leaf = -1;  // of the item
-  int chunk = 0;
-  int first = 0;           // key, on the grid: may lie before `begin`
-  int begin = 0, end = 0;  // keys of the chunk that are seen
-  bool done = false;
-
-  __device__ void enter_chunk(const ItemKeys& keys) {
-    begin = max(keys.begin, chunk * keys.chunk_tokens - keys.first_key);
-    end = min(keys.end, (chunk + 1) * keys.chunk_tokens - keys.first_key);
-    first = begin - (keys.first_key + begin) % kMmaTile;
-  }
-  __device__ void next_leaf(const ItemKeys& keys, const ReductionOrder& order) {
-    while (++leaf < keys.leaves) {
-      const std::int64_t found = plan::first_chunk(order, keys.first_leaf + leaf, keys.first_chunk);
-      if (found > keys.last_chunk) continue;
-      chunk = static_cast<int>(found);
-      return enter_chunk(keys);
+  __device__ ItemKeys(const AttentionParams& p, const WorkItem& item) {
+    Range any = visible(p, item.batch, item.query0), all = any;
+#pragma unroll 1
+    for (int i = 1; i < item.queries; ++i) {
+      const Range one = visible(p, item.batch, item.query0 + i);
+      all = {max(all.begin, one.begin), min(all.end, one.end)};
+      if (one.begin >= one.end) continue;
+      any = any.begin >= any.end ? one : Range{min(any.begin, one.begin), max(any.end, one.end)};
     }
-    done = true;
+    begin = static_cast<int>(any.begin);
+    end = static_cast<int>(any.end);
+    all_begin = static_cast<int>(all.begin);
+    all_end = static_cast<int>(all.end);
+    first_key = static_cast<int>(p.first_key);
+    chunk_tokens = static_cast<int>(p.order.chunk_tokens);
+    first_chunk = static_cast<unsigned>(first_key + begin) / static_cast<unsigned>(chunk_tokens);
+    last_chunk =
+        begin < end ? static_cast<int>(static_cast<unsigned>(first_key + end - 1) / static_cast<unsigned>(chunk_tokens))
+                    : -1;
+    first_leaf = item.first_leaf;
+    leaves = item.leaves;
+    branches = p.order.branches;
+    brev_shift = static_cast<unsigned>(__clz(branches) + 1);
+    leaf_chunks = p.leaf_chunks;
+    leaf_step = 1;
+    // With fewer chunks than branches, leaves in bit-reversed order are used at even distances.
+    if (leaf_chunks == 0 && first_chunk == 0 && 2 * last_chunk < branches) {
+      leaf_step = last_chunk <= 0 ? branches : branches >> (32 - __clz(last_chunk));
+    }
   }
-  __device__ void next(const ItemKeys& keys, const ReductionOrder& order) {
-    first += kMmaTile;
-    if (first < end) return;
-    const std::int64_t found = plan::next_chunk(order, keys.first_leaf + leaf, chunk);
-    if (found > keys.last_chunk) return next_leaf(keys, order);
-    chunk = static_cast<int>(found);
-    enter_chunk(keys);
+
+  // plan::first_chunk and plan::next_chunk in 32 bits; past last_chunk where there is none.
+  __device__ int first_chunk_of(int leaf) const {
+    if (leaf_chunks == 0) {
+      const unsigned branch = branches == 1 ? 0 : __brev(static_cast<unsigned>(leaf)) >> brev_shift;
+      return first_chunk + ((static_cast<int>(branch) - first_chunk) & (branches - 1));
+    }
+    const std::int64_t start = static_cast<std::int64_t>(leaf) * leaf_chunks;
+    const std::int64_t chunk = max(static_cast<std::int64_t>(first_chunk), start);
+    return chunk <= last_chunk && (leaf == branches - 1 || chunk < start + leaf_chunks) ? static_cast<int>(chunk)
+                                                                                        : last_chunk + 1;
+  }
+  __device__ int next_chunk_of(int leaf, int chunk) const {
+    if (leaf_chunks == 0) return chunk + branches;
+    return leaf == branches - 1 || (chunk + 1) % leaf_chunks != 0 ? chunk + 1 : last_chunk + 1;
   }
 };
 
-// The rows of one head of one sequence, 16-bit elements.
+// Walks the leaves of an item that have keys.
+struct LeafWalk {
+  int leaf = 0;  // of the item
+  int chunk = 0;
+
+  __device__ explicit LeafWalk(const ItemKeys& keys) { settle(keys); }
+  __device__ void next(const ItemKeys& keys) {
+    leaf += keys.leaf_step;
+    settle(keys);
+  }
+  __device__ bool done(const ItemKeys& keys) const { return leaf >= keys.leaves; }
+
+ private:
+  __device__ void settle(const ItemKeys& keys) {
+#pragma unroll 1
+    for (; leaf < keys.leaves; leaf += keys.leaf_step) {
+      chunk = keys.first_chunk_of(keys.first_leaf + leaf);
+      if (chunk <= keys.last_chunk) return;
+    }
+  }
+};
+
+// Keys [max(first, begin), min(first + kTile, end)) of a leaf.
+struct Piece {
+  int leaf;  // of the item; -1: there is none
+  int first;
+  int begin, end;
+};
+
+// Walks the pieces of one warp: leaf by leaf, chunk by chunk.
+template <int kTile>
+class PieceWalk {
+ public:
+  // Stands before the first piece. first_leaf: where the item's walk begins.
+  __device__ PieceWalk(const LeafWalk& first_leaf, int warp) : at_(first_leaf), warp_(warp) {}
+  __device__ Piece next(const ItemKeys& keys) {
+    first_ += kMmaWarps * kTile;
+    while (first_ >= end_ && !at_.done(keys)) {
+      if (begun_) {
+        at_.chunk = keys.next_chunk_of(keys.first_leaf + at_.leaf, at_.chunk);
+        if (at_.chunk > keys.last_chunk) at_.next(keys);
+        if (at_.done(keys)) break;
+      }
+      begun_ = true;
+      enter_chunk(keys);
+    }
+    return {at_.done(keys) ? -1 : at_.leaf, first_, begin_, end_};
+  }
+
+ private:
+  __device__ void enter_chunk(const ItemKeys& keys) {
+    const int start = at_.chunk * keys.chunk_tokens - keys.first_key;
+    begin_ = max(keys.begin, start);
+    end_ = min(keys.end, start + keys.chunk_tokens);
+    first_ = start + warp_ * kTile;
+    if (begin_ > start) first_ += (begin_ - start) / (kMmaWarps * kTile) * (kMmaWarps * kTile);
+    if (first_ + kTile <= begin_) first_ += kMmaWarps * kTile;
+  }
+  LeafWalk at_;
+  int warp_;
+  bool begun_ = false;
+  int first_ = 0, begin_ = 0, end_ = 0;
+};
+
+// The rows of one head of one sequence.
 struct RowSource {
   const std::byte* base;
   const std::int32_t* table;  // null: unpaged
   std::int64_t row_bytes, page_bytes;
   unsigned page_tokens;
+  int batch;
+  int element_bytes;
 
-  __device__ RowSource(const DeviceKv& kv, const WorkItem& item)
-      : base(kv.data + 2 * item.kv_head * kv.head_stride),
-        table(nullptr),
-        row_bytes(2 * kv.token_stride),
-        page_bytes(2 * kv.page_stride),
-        page_tokens(static_cast<unsigned>(kv.page_tokens)) {
+  __device__ RowSource(const DeviceKv& kv, const WorkItem& item, int size) {
+    base = kv.data + size * item.kv_head * kv.head_stride;
+    table = nullptr;
+    row_bytes = size * kv.token_stride;
+    page_bytes = size * kv.page_stride;
+    page_tokens = static_cast<unsigned>(kv.page_tokens);
+    batch = item.batch;
+    element_bytes = size;
     if (page_tokens == 0) {
-      base += 2 * item.batch * kv.batch_stride;
+      base += size * item.batch * kv.batch_stride;
     } else {
       table = kv.page_table + item.batch * kv.pages_per_sequence;
     }
   }
+  __device__ unsigned page_of(int token) const { return static_cast<unsigned>(token) / page_tokens; }
   __device__ const std::byte* row(int token) const {
     if (table == nullptr) return base + token * row_bytes;
-    const unsigned page = static_cast<unsigned>(token) / page_tokens;
-    const unsigned within = static_cast<unsigned>(token) - page * page_tokens;
-    return base + table[page] * page_bytes + within * row_bytes;
+    const unsigned page = page_of(token);
+    return base + table[page] * page_bytes + (static_cast<unsigned>(token) - page * page_tokens) * row_bytes;
   }
 };
-
-// The keys that every query of the item sees.
-__device__ inline Range visible_to_all(const AttentionParams& p, const WorkItem& item) {
-  Range all = visible(p, item.batch, item.query0);
-  for (int i = 1; i < item.queries; ++i) {
-    const Range one = visible(p, item.batch, item.query0 + i);
-    all = {max(all.begin, one.begin), min(all.end, one.end)};
-  }
-  return all;
-}
-
-__device__ inline ItemKeys keys_of(const AttentionParams& p, const WorkItem& item) {
-  const Range any = visible_to_any(p, item), all = visible_to_all(p, item);
-  ItemKeys keys;
-  keys.begin = static_cast<int>(any.begin);
-  keys.end = static_cast<int>(any.end);
-  keys.all_begin = static_cast<int>(all.begin);
-  keys.all_end = static_cast<int>(all.end);
-  keys.first_key = static_cast<int>(p.first_key);
-  keys.chunk_tokens = static_cast<int>(p.order.chunk_tokens);
-  keys.first_chunk = (keys.first_key + keys.begin) / keys.chunk_tokens;
-  keys.last_chunk = keys.begin < keys.end ? (keys.first_key + keys.end - 1) / keys.chunk_tokens : -1;
-  keys.first_leaf = item.first_leaf;
-  keys.leaves = item.leaves;
-  return keys;
-}
 
 }  // namespace treeattn::kernels::cuda

@@ -15,13 +15,7 @@ struct Work {
   int rows_per_item = 0;
 };
 
-// What a kernel can hold.
-struct KernelLimits {
-  int rows = 16;    // of an item
-  int leaves = 16;  // of an item, a power of two
-};
-
 // slots: blocks that run at the same time. How it is cut changes no bits.
-Work split_work(const Problem& problem, KernelLimits limits, int slots);
+Work split_work(const Problem& problem, ItemLimits limits, int slots);
 
 }  // namespace treeattn::kernels::cuda

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Descriptions of K and V for the copy engine of Hopper and later.
+#pragma once
+
+#include "kernels/cuda/params.h"
+#include "treeattn/views.h"
+
+namespace treeattn::kernels::cuda {
+
+// Boxes of 128 bytes of `tile` tokens of one head. False where the driver, the device or the layout has none: pieces of
+// `tile` tokens by global position must not cross pages.
+bool make_tensor_map(const KvView& view, std::int64_t first_key, int tile, TensorMap& map);
+
+}  // namespace treeattn::kernels::cuda
