@@ -2,6 +2,14 @@
 // What a Llama layer needs beside attention, once per backend. Activations are float32 and dense; pointers are memory
 // of the backend. Every operation works row by row: the bits of a row of the result depend on that row of the input and
 // the weights, never on how many rows come with it, on the number of threads or on the rank.
+//
+// What linear does to x before it meets the weights, by type of the weights (kernels/activations.h):
+//   float32, float16  nothing: float32 multiply-adds
+//   bfloat16          where the CPU has BF16 instructions each element is rounded to bfloat16, to nearest;
+//                     elsewhere nothing. Products are added in float32
+//   int8              each group of kWeightGroup elements is quantised to int8, to nearest, with the scale
+//                     max|x| / 127; the products of a group are added exactly, in integers, the groups in float32.
+//                     A NaN or infinity makes its group NaN
 #pragma once
 
 #include <cstddef>
@@ -29,6 +37,7 @@ struct WeightMatrix {
 // Columns of int8 weights that share a scale.
 inline constexpr std::int64_t kWeightGroup = 32;
 
+// One call at a time: it keeps memory of its own between calls.
 class ModelOps {
  public:
   virtual ~ModelOps() = default;

@@ -16,6 +16,12 @@ namespace {
 
 // The NEON table with the entries that newer instructions improve.
 const CpuTarget* neon_bf16_target(const CpuTarget& neon) {
+  static const ModelKernels model = [&] {
+    ModelKernels improved = *neon.model;
+    use_neon_linear_bf16(improved);
+    use_neon_linear_int8(improved);
+    return improved;
+  }();
   static const CpuTarget target = [&] {
     CpuTarget improved = neon;
     improved.name = "NEON_BF16";
@@ -24,6 +30,7 @@ const CpuTarget* neon_bf16_target(const CpuTarget& neon) {
     use_neon_bf16(improved);
     use_neon_f16(improved);
     use_neon_int8(improved);
+    improved.model = &model;
     return improved;
   }();
   return &target;

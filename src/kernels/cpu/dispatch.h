@@ -2,10 +2,12 @@
 // The CPU backend: which instruction sets are compiled in, which one to use, and attention on one of them.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string_view>
 
 #include "kernels/cpu/tile_ops.h"
+#include "kernels/model_ops.h"
 #include "kernels/problem.h"
 #include "kernels/reference/reference.h"
 #include "treeattn/thread_pool.h"
@@ -22,6 +24,9 @@ const CpuTarget& active_target();
 
 // states [problem.nodes, batch, queries, heads, v_dim + 2], with the canonical order's bits whatever the pool.
 void attention_states_on(const CpuTarget& target, const Problem& problem, float* states, ThreadPool& pool);
+
+// As cpu_model_ops, which takes the active target. The pool must outlive it.
+std::unique_ptr<ModelOps> cpu_model_ops_on(const CpuTarget& target, ThreadPool& pool);
 
 // What the error bound has to know of a target.
 ErrorModel error_model(const CpuTarget& target, const Problem& problem);

@@ -5,14 +5,7 @@
 #include <cstring>
 
 #include "kernels/cpu/cpu_features.h"
-
-// SVE2 and AVX-512 DL add nothing these kernels use over SVE and AVX-512; SSSE3 is covered by SSE4 and the fallback.
-// GCC 12 crashes on SVE types under the address sanitizer.
-#if defined(__SANITIZE_ADDRESS__)
-#define HWY_DISABLED_TARGETS (HWY_SVE2 | HWY_SVE2_128 | HWY_AVX3_DL | HWY_SSSE3 | HWY_SVE | HWY_SVE_256)
-#else
-#define HWY_DISABLED_TARGETS (HWY_SVE2 | HWY_SVE2_128 | HWY_AVX3_DL | HWY_SSSE3)
-#endif
+#include "kernels/cpu/disabled_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/targets.cc"
 #include "hwy/foreach_target.h"  // must come before highway.h
@@ -81,12 +74,14 @@ constexpr TileOps ops_for() {
 #define TREEATTN_TARGET "GENERIC", always_available  // plain C++, 128 bits at a time
 #endif
 
+extern const ModelKernels kModelKernels;  // model_kernels.cc
 extern const CpuTarget kTarget;
 const CpuTarget kTarget = {
     TREEATTN_TARGET,
     {ops_for<float>(), ops_for<hwy::float16_t>(), ops_for<hwy::bfloat16_t>(), ops_for<std::int8_t>(), ops_for<Fp8>()},
     softmax,
     fma_burst,
+    &kModelKernels,
     nullptr};
 #undef TREEATTN_TARGET
 

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/model_kernels.h"
 #include "treeattn/dtype.h"
 
 namespace treeattn::kernels {
@@ -99,6 +100,7 @@ struct CpuTarget {
   TileOps ops[5];       // by DType of K or V
   void (*softmax)(const SoftmaxArgs&);
   double (*fma_burst)(long iterations);  // runs float32 fused multiply-adds at full rate; returns flops done
+  const ModelKernels* model;             // the operations beside attention
   // Some operations split numbers into limbs, which makes inf - inf out of an infinite value. A leaf that comes out not
   // finite is computed again with this target, which does not; null where the target itself does not.
   const CpuTarget* plain;

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x w^T on the CPU: cuts the work into tasks for the threads and hands them to the kernels of one instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/buffer.h"
+#include "kernels/cpu/model_kernels.h"
+#include "kernels/model_ops.h"
+#include "treeattn/thread_pool.h"
+
+namespace treeattn::kernels {
+
+// Throws InvalidArgument unless it is a matrix the CPU can work on: a known type, scales and whole groups with int8.
+void check_weights(const WeightMatrix& w, const char* what);
+
+// Keeps its memory from call to call: packed rows of x (up to 512 of them) and a block of weights for each thread.
+class LinearMap {
+ public:
+  LinearMap(const ModelKernels& kernels, ThreadPool& pool);
+  // y [rows, w.rows] = x [rows, w.cols] w^T; add: y += that.
+  void multiply(const WeightMatrix& w, const float* x, std::int64_t rows, float* y, bool add);
+
+ private:
+  void pack(const LinearOps& ops, const float* x, std::int64_t rows, std::int64_t cols);
+
+  const ModelKernels& kernels_;
+  ThreadPool& pool_;
+  base::Buffer packed_;
+  base::Buffer scratch_;
+};
+
+}  // namespace treeattn::kernels

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the NEON files for linear maps share. Everything is static: see neon_loops.h.
+#pragma once
+
+#include "kernels/cpu/model_kernels.h"
+#include "kernels/cpu/neon_loops.h"
+
+namespace treeattn::kernels::neon {
+
+// Rows [begin, end) of the weights as four sequential streams: one leaves a fifth of the read bandwidth unused. The
+// streams are an odd number of rows apart: rows of a power of two bytes, an even number apart, fall into the same set
+// of the first-level cache and push x out of it. body.template operator()<N>(first row, distance): rows first, first +
+// distance, ..., N (4 or 1) of them at once.
+template <class Body>
+static inline void for_each_stream_step(std::int64_t begin, std::int64_t end, const Body& body) {
+  const std::int64_t quarter = (end - begin) / 4, length = quarter - (quarter % 2 == 0 && quarter > 0);
+  for (std::int64_t i = 0; i < length; ++i) body.template operator()<4>(begin + i, length);
+  std::int64_t n = begin + 4 * length;
+  for (; n + 4 <= end; n += 4) body.template operator()<4>(n, std::int64_t{1});
+  for (; n < end; ++n) body.template operator()<1>(n, std::int64_t{0});
+}
+
+static inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
+// The last row, alone in its tile.
+static inline LinearArgs last_row(const LinearArgs& args, int tile_rows, std::size_t tile_bytes) {
+  LinearArgs last = args;
+  last.x += (args.rows - 1) / tile_rows * static_cast<std::int64_t>(tile_bytes);
+  last.y += (args.rows - 1) * args.y_stride;
+  last.rows = 1;
+  return last;
+}
+
+static inline void put(float* y, float value, bool add) { *y = add ? *y + value : value; }
+
+}  // namespace treeattn::kernels::neon

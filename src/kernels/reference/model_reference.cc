@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// u is the unit roundoff. A number that went through n roundings is off by at most n u / (1 - n u) of its size; the
+// bounds say 1.01 n u, for n u < 0.009.
+#include "kernels/reference/model_reference.h"
+
+#include <cmath>
+#include <limits>
+
+#include "base/half.h"
+
+namespace treeattn::kernels {
+namespace {
+
+constexpr double kUnit = 0x1p-24;
+constexpr double kTiny = 0x1p-126;  // the smallest normal float32; results below it lose their relative precision
+constexpr double kNearOverflow = 1e38;
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+void add(BoundedValues& to, double value, double bound, bool may_overflow) {
+  to.value.push_back(value);
+  to.bound.push_back(!std::isfinite(value) ? 0.0
+                     : may_overflow        ? std::numeric_limits<double>::infinity()
+                                           : 1.01 * bound);
+}
+
+double weight_at(const WeightMatrix& w, std::int64_t row, std::int64_t col) {
+  const std::int64_t at = row * w.cols + col;
+  const auto* element = static_cast<const std::byte*>(w.data) + index(at) * dtype_size(w.dtype);
+  const double value = base::load_as_float(element, w.dtype);
+  return w.dtype == DType::kInt8 ? value * w.scales[at / w.group] : value;
+}
+
+// A sum of n products in any order: each product goes through its own rounding and n - 1 additions, so n roundings of
+// its size. With int8 the products of a group are summed exactly, and what is added up are groups, each a product with
+// a product of scales (2 roundings); within a group lanes may be kept apart up to the end (kWeightGroup more). One more
+// for adding to y, and one for BF16 instructions, which round a product before they add it to its neighbour.
+double roundings(const WeightMatrix& w) {
+  const std::int64_t terms = w.dtype == DType::kInt8 ? w.cols / w.group + kWeightGroup : w.cols;
+  return static_cast<double>(terms + 3);
+}
+
+}  // namespace
+
+std::vector<double> rounded_activations(std::span<const float> row, Activations activations) {
+  std::vector<double> result(row.begin(), row.end());
+  if (activations == Activations::kBFloat16) {
+    for (double& x : result) x = base::bfloat16_to_float(base::float_to_bfloat16(static_cast<float>(x)));
+  }
+  if (activations == Activations::kInt8Groups) {
+    for (std::size_t begin = 0; begin < row.size(); begin += kWeightGroup) {
+      std::int8_t values[kWeightGroup];
+      float scale = 0;
+      base::quantize_row_int8(row.data() + begin, kWeightGroup, values, &scale);
+      for (std::size_t i = 0; i < kWeightGroup; ++i) result[begin + i] = static_cast<double>(values[i]) * scale;
+    }
+  }
+  return result;
+}
+
+BoundedValues reference_linear(const WeightMatrix& w, std::span<const float> x, std::span<const float> before,
+                               const LinearModel& model) {
+  const auto cols = index(w.cols);
+  // What is lost where numbers are subnormal: of every result, and of every factor, times the other one.
+  const double lost = model.flushes_subnormals ? kTiny : 0.0;
+  BoundedValues result;
+  for (std::size_t row = 0; row < x.size() / cols; ++row) {
+    const std::vector<double> rounded = rounded_activations(x.subspan(row * cols, cols), model.activations);
+    for (std::int64_t n = 0; n < w.rows; ++n) {
+      const double start = before.empty() ? 0.0 : before[row * index(w.rows) + index(n)];
+      double sum = start, size = std::fabs(start), floor = 0.0;
+      for (std::int64_t col = 0; col < w.cols; ++col) {
+        const double a = rounded[index(col)], b = weight_at(w, n, col);
+        sum += a * b;
+        size += std::fabs(a * b);
+        floor += 3 * kTiny * model.unit_roundoff + lost * (3 + std::fabs(a) + std::fabs(b));
+      }
+      add(result, sum, roundings(w) * model.unit_roundoff * size + floor, size > kNearOverflow);
+    }
+  }
+  return result;
+}
+
+// Widening is exact; an int8 number times its scale is one rounding.
+BoundedValues reference_embed(const WeightMatrix& table, std::span<const std::int32_t> tokens) {
+  BoundedValues result;
+  for (const std::int32_t token : tokens) {
+    for (std::int64_t col = 0; col < table.cols; ++col) {
+      const double value = weight_at(table, token, col);
+      const double bound = table.dtype == DType::kInt8 ? kUnit * std::fabs(value) + kTiny * kUnit : 0.0;
+      add(result, value, bound, std::fabs(value) > kNearOverflow);
+    }
+  }
+  return result;
+}
+
+// The sum of dim squares: dim roundings, of positive numbers, so of the sum itself. The division and eps: 2 more. The
+// square root halves all that and adds 1; its reciprocal and the two products: 3 more. A sum of squares that are
+// subnormal is off by dim * 2^-150, which matters beside eps only; eps = 0 is not asked for with such numbers.
+BoundedValues reference_rms_norm(std::span<const float> x, std::span<const float> weight, float eps) {
+  const std::size_t dim = weight.size();
+  BoundedValues result;
+  for (std::size_t row = 0; row < x.size() / dim; ++row) {
+    double squares = 0;
+    for (std::size_t i = 0; i < dim; ++i) squares += static_cast<double>(x[row * dim + i]) * x[row * dim + i];
+    const double mean = squares / static_cast<double>(dim) + static_cast<double>(eps);
+    for (std::size_t i = 0; i < dim; ++i) {
+      const double value = x[row * dim + i] / std::sqrt(mean) * weight[i];
+      const double count = (static_cast<double>(dim) + 2) / 2 + 4;
+      add(result, value, count * kUnit * std::fabs(value) + kTiny * kUnit, squares > kNearOverflow);
+    }
+  }
+  return result;
+}
+
+// e = exp(-|gate|) as exp2 of a product: log2(e) and the product are rounded, 2 u |gate| log2(e) in the exponent, so
+// 2 u |gate| of e; exp2 itself is good to 2^-22. e counts at most twice in e / (1 + e). Sum, quotient and two products:
+// 4 more. exp2 stops at 2^-126, so a large negative gate gives up to |gate up| 2^-126 in the place of nearly nothing.
+BoundedValues reference_swiglu(std::span<const float> gate_up, std::int64_t dim) {
+  BoundedValues result;
+  for (std::size_t row = 0; row < gate_up.size() / index(2 * dim); ++row) {
+    for (std::int64_t i = 0; i < dim; ++i) {
+      const double gate = gate_up[row * index(2 * dim) + index(i)];
+      const double up = gate_up[row * index(2 * dim) + index(dim + i)];
+      const double value = gate / (1 + std::exp(-gate)) * up;
+      const double relative = 2 * (2 * kUnit * std::fabs(gate) + 0x1p-22) + 4 * kUnit;
+      const double floor = std::fabs(gate * up) * kTiny + kTiny * kUnit * (1 + std::fabs(up));
+      add(result, value, relative * std::fabs(value) + floor, std::fabs(gate * up) > kNearOverflow);
+    }
+  }
+  return result;
+}
+
+// The angle is a double product, off by 2^-53 of itself, and so then are cosine and sine, beside 2^-52 of their own.
+// Rounded to float32, multiplied, added: 3 roundings of each of the two products.
+BoundedValues reference_rope(std::span<const float> x, std::int64_t heads, std::span<const std::int64_t> positions,
+                             std::span<const double> frequencies) {
+  const std::size_t half = frequencies.size();
+  BoundedValues result;
+  for (std::size_t vector = 0; vector < x.size() / (2 * half); ++vector) {
+    const std::int64_t position = positions[vector / index(heads)];
+    const float* from = x.data() + vector * 2 * half;
+    for (std::size_t i = 0; i < 2 * half; ++i) {
+      const long double angle = static_cast<long double>(position) * frequencies[i % half];
+      const auto cosine = static_cast<double>(std::cos(angle)), sine = static_cast<double>(std::sin(angle));
+      const double a = from[i], b = i < half ? -from[i + half] : from[i - half];
+      const double off = 0x1p-52 + std::fabs(static_cast<double>(angle)) * 0x1p-53;
+      const double bound = 3 * kUnit * (std::fabs(a * cosine) + std::fabs(b * sine)) +
+                           (std::fabs(a) + std::fabs(b)) * off + 3 * kTiny * kUnit;
+      add(result, a * cosine + b * sine, bound, std::fabs(a) + std::fabs(b) > kNearOverflow);
+    }
+  }
+  return result;
+}
+
+}  // namespace treeattn::kernels
