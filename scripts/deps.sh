@@ -5,7 +5,7 @@
 set -euo pipefail
 
 build=(g++ cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev libgtest-dev libhwloc-dev
-  libopenmpi-dev openmpi-bin)
+  libopenmpi-dev libpcre2-dev openmpi-bin)
 # Also the compiler and the emulator for the other architecture.
 tests=(clang-format googletest iproute2 qemu-user)
 case $(uname -m) in

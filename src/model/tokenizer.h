@@ -26,10 +26,13 @@ class Tokenizer {
   // special: whether "<|eot_id|>" in the text is that token or just text. Throws InvalidArgument for text that is not
   // UTF-8, naming the place.
   std::vector<std::int32_t> encode(std::string_view text, bool special = false) const;
-  // The bytes of tokens; a character may be cut at the ends. Special tokens are left out unless asked for.
+  // The bytes of tokens; a character may be cut at the ends. Special tokens are left out unless asked for. Throws
+  // InvalidArgument for a token that is not in [0, vocab()).
   std::string decode(std::span<const std::int32_t> tokens, bool special = false) const;
   std::optional<std::int32_t> find(std::string_view token) const;  // an added token, by its text
   bool is_special(std::int32_t token) const;
+  // What the file says comes before a text; encode() does not put it there.
+  std::optional<std::int32_t> bos() const;
 
  private:
   struct Impl;

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "base/check.h"
+#include "model/json.h"
+#include "model/tokenizer.h"
+#include "model/utf8.h"
+
+namespace treeattn::model {
+namespace {
+
+// What Python's strip() takes away, and so the trim of the template: White_Space and four separators of ASCII.
+bool is_trimmed(char32_t code) { return is_white_space(code) || (code >= 0x1c && code <= 0x1f); }
+
+std::string_view trim(std::string_view text) {
+  std::size_t begin = text.size(), end = 0;  // of what stays
+  for (std::size_t at = 0; at < text.size();) {
+    const Utf8Step step = next_utf8(text.substr(at));
+    if (step.kind != Utf8Step::kCharacter || !is_trimmed(step.code)) {
+      begin = std::min(begin, at);
+      end = at + step.bytes;
+    }
+    at += step.bytes;
+  }
+  return begin < end ? text.substr(begin, end - begin) : std::string_view();
+}
+
+class Writer {
+ public:
+  explicit Writer(const Tokenizer& tokenizer)
+      : tokenizer_(tokenizer),
+        begin_text_(required("<|begin_of_text|>")),
+        begin_header_(required("<|start_header_id|>")),
+        end_header_(required("<|end_header_id|>")),
+        end_turn_(required("<|eot_id|>")) {
+    tokens.push_back(begin_text_);
+  }
+
+  void header(const std::string& role) {
+    tokens.push_back(begin_header_);
+    plain(role);
+    tokens.push_back(end_header_);
+  }
+  void plain(std::string_view text) {
+    const auto more = tokenizer_.encode(text);
+    tokens.insert(tokens.end(), more.begin(), more.end());
+  }
+  void end_turn() { tokens.push_back(end_turn_); }
+
+  std::vector<std::int32_t> tokens;
+
+ private:
+  std::int32_t required(const char* token) const {
+    const auto found = tokenizer_.find(token);
+    base::require(found.has_value(),
+                  "the tokenizer has no token {}; accepted for chat: the tokenizer of a Llama 3 model", token);
+    return *found;
+  }
+
+  const Tokenizer& tokenizer_;
+  std::int32_t begin_text_, begin_header_, end_header_, end_turn_;
+};
+
+void check_role(const std::string& role) {
+  base::require(role == "system" || role == "user" || role == "assistant" || role == "ipython",
+                "role \"{}\"; accepted: system, user, assistant or ipython", shown(role));
+}
+
+constexpr std::string_view kAfterHeader = "\n\n";
+
+}  // namespace
+
+std::vector<std::int32_t> chat_tokens(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
+                                      bool begin_answer) {
+  Writer writer(tokenizer);
+  for (const ChatMessage& message : messages) {
+    check_role(message.role);
+    writer.header(message.role);
+    // In one piece: the tokens of the line breaks depend on what follows them.
+    writer.plain(std::string(kAfterHeader).append(trim(message.content)));
+    writer.end_turn();
+  }
+  if (begin_answer) {
+    writer.header("assistant");
+    writer.plain(kAfterHeader);
+  }
+  return std::move(writer.tokens);
+}
+
+}  // namespace treeattn::model

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "model/json.h"
+#include "model/tensor_list.h"
+#include "model/token_ids.h"
+
+namespace treeattn::model {
+namespace {
+
+constexpr std::uint64_t kLargestFile = 1 << 20;
+// Far above any published model, and low enough that no product of sizes overflows 64 bits.
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 22;  // of the vocabulary
+constexpr std::int64_t kWidest = std::int64_t{1} << 20;      // of a row
+constexpr std::int64_t kMostLayers = 1024;
+constexpr std::int64_t kMostHeads = 1024;
+constexpr std::int64_t kWidestHead = 1024;
+constexpr std::int64_t kLongestContext = std::int64_t{1} << 30;
+
+void require_text(const JsonNode& config, const std::string& key, std::string_view accepted) {
+  const auto found = config.find(key);
+  if (found && found->text() != accepted) found->refuse(fmt::format("\"{}\"", accepted));
+}
+
+void require_false(const JsonNode& config, const std::string& key) {
+  const auto found = config.find(key);
+  if (found && found->boolean()) found->refuse("false");
+}
+
+void check_architecture(const JsonNode& config) {
+  require_text(config, "model_type", "llama");
+  const auto names = config.find("architectures");
+  if (!names && !config.find("model_type")) {
+    base::throw_bad_file(config.file(),
+                         "has neither model_type nor architectures; accepted: \"llama\" or "
+                         "[\"LlamaForCausalLM\"]");
+  }
+  if (names) {
+    const auto listed = names->elements(16);
+    if (listed.size() != 1) names->refuse("[\"LlamaForCausalLM\"]");
+    if (listed[0].text() != "LlamaForCausalLM") listed[0].refuse("\"LlamaForCausalLM\"");
+  }
+  require_text(config, "hidden_act", "silu");
+  require_false(config, "attention_bias");
+  require_false(config, "mlp_bias");
+  if (const auto found = config.find("quantization_config")) found->refuse("weights that are not quantized");
+  if (const auto found = config.find("partial_rotary_factor"); found && found->number(0, 1) != 1) found->refuse("1");
+}
+
+std::optional<RopeScaling> read_scaling(const JsonNode& rope) {
+  auto type = rope.find("rope_type");
+  if (!type) type = rope.find("type");  // as older files say
+  if (!type) type = rope.at("rope_type");
+  if (type->text() == "default") return std::nullopt;
+  if (type->text() != "llama3") type->refuse("\"llama3\" or \"default\"");
+  RopeScaling scaling;
+  scaling.factor = rope.at("factor").number(1, 1e6);
+  scaling.low_freq_factor = rope.at("low_freq_factor").number(1e-6, 1e6);
+  const JsonNode high = rope.at("high_freq_factor");
+  scaling.high_freq_factor = high.number(1e-6, 1e6);
+  // The ramp between them divides by their difference.
+  if (scaling.high_freq_factor <= scaling.low_freq_factor) high.refuse("more than low_freq_factor");
+  scaling.original_context = rope.integer("original_max_position_embeddings", 1, kLongestContext);
+  return scaling;
+}
+
+void read_rope(const JsonNode& json, LlamaConfig& config) {
+  constexpr double kDefaultTheta = 10000;  // of Hugging Face's LlamaConfig
+  // Newer files keep everything about the rotation in one object.
+  const auto together = json.find("rope_parameters");
+  config.rope_theta = (together ? *together : json).number_or("rope_theta", kDefaultTheta, 1, 1e12);
+  const auto scaling = together ? together : json.find("rope_scaling");
+  if (scaling) config.rope_scaling = read_scaling(*scaling);
+}
+
+LlamaConfig llama3(std::int64_t hidden, std::int64_t layers, std::int64_t heads, std::int64_t feed_forward,
+                   double rope_factor, bool tied) {
+  LlamaConfig config;
+  config.vocab = 128256;
+  config.hidden = hidden;
+  config.layers = layers;
+  config.heads = heads;
+  config.kv_heads = 8;
+  config.head_dim = hidden / heads;
+  config.feed_forward = feed_forward;
+  config.context = 131072;
+  config.rope_scaling = RopeScaling{.factor = rope_factor};
+  config.tied_embeddings = tied;
+  config.bos = 128000;
+  config.eos = {128001, 128008, 128009};
+  return config;
+}
+
+}  // namespace
+
+std::int64_t LlamaConfig::parameters() const {
+  std::int64_t sum = 0;
+  for (const NamedShape& tensor : tensor_list(*this)) sum += tensor.elements();
+  return sum;
+}
+
+LlamaConfig parse_config(std::string_view text, const std::string& name) {
+  const Json value = parse_json(text, name);
+  const JsonNode json(value, name);
+  check_architecture(json);
+  LlamaConfig config;
+  config.vocab = json.integer("vocab_size", 1, kMostTokens);
+  config.hidden = json.integer("hidden_size", 1, kWidest);
+  config.layers = json.integer("num_hidden_layers", 1, kMostLayers);
+  config.heads = json.integer("num_attention_heads", 1, kMostHeads);
+  config.kv_heads = json.integer_or("num_key_value_heads", config.heads, 1, config.heads);
+  if (config.heads % config.kv_heads != 0) {
+    json.at("num_key_value_heads").refuse(fmt::format("a divisor of num_attention_heads = {}", config.heads));
+  }
+  if (const auto head_dim = json.find("head_dim")) {
+    config.head_dim = head_dim->integer(2, kWidestHead);
+    if (config.head_dim % 2 != 0) head_dim->refuse("an even number: RoPE turns pairs");
+  } else {
+    config.head_dim = config.hidden / config.heads;
+    if (config.hidden % config.heads != 0 || config.head_dim % 2 != 0 || config.head_dim > kWidestHead) {
+      json.at("hidden_size")
+          .refuse(fmt::format("without head_dim: num_attention_heads = {} times an even number of at most {}",
+                              config.heads, kWidestHead));
+    }
+  }
+  config.feed_forward = json.integer("intermediate_size", 1, kWidest);
+  config.context = json.integer("max_position_embeddings", 1, kLongestContext);
+  config.rms_eps = json.number_or("rms_norm_eps", 1e-6, 1e-12, 1);
+  read_rope(json, config);
+  config.tied_embeddings = json.boolean_or("tie_word_embeddings", false);
+  if (const auto bos = json.find("bos_token_id")) {
+    config.bos = static_cast<std::int32_t>(bos->integer(0, config.vocab - 1));
+  }
+  if (const auto eos = json.find("eos_token_id")) config.eos = read_token_ids(*eos, config.vocab - 1);
+  return config;
+}
+
+LlamaConfig read_config(const std::filesystem::path& file) {
+  return parse_config(read_text(file, kLargestFile), file.string());
+}
+
+std::vector<std::string_view> known_shapes() {
+  return {"llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"};
+}
+
+LlamaConfig known_shape(std::string_view name) {
+  if (name == "llama-3.2-1b") return llama3(2048, 16, 32, 8192, 32, true);
+  if (name == "llama-3.2-3b") return llama3(3072, 28, 24, 8192, 32, true);
+  if (name == "llama-3.1-8b") return llama3(4096, 32, 32, 14336, 8, false);
+  if (name == "llama-3.1-70b") return llama3(8192, 80, 64, 28672, 8, false);
+  if (name == "llama-3.1-405b") return llama3(16384, 126, 128, 53248, 8, false);
+  base::throw_invalid("no known model shape is called \"{}\"; accepted: {}", shown(name),
+                      fmt::join(known_shapes(), ", "));
+}
+
+}  // namespace treeattn::model

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/generation_config.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "model/json.h"
+#include "model/token_ids.h"
+
+namespace treeattn::model {
+namespace {
+
+constexpr std::uint64_t kLargestFile = 1 << 20;
+
+// Ways of choosing that are not supported, and the value that switches each off.
+constexpr struct {
+  const char* key;
+  double off;
+} kUnsupported[] = {{"num_beams", 1},      {"num_beam_groups", 1}, {"no_repeat_ngram_size", 0},      {"typical_p", 1},
+                    {"epsilon_cutoff", 0}, {"eta_cutoff", 0},      {"diversity_penalty", 0},         {"min_length", 0},
+                    {"min_new_tokens", 0}, {"penalty_alpha", 0},   {"encoder_repetition_penalty", 1}};
+
+}  // namespace
+
+GenerationConfig parse_generation_config(std::string_view text, const std::string& name) {
+  constexpr double kAny = std::numeric_limits<double>::max();
+  const Json value = parse_json(text, name);
+  const JsonNode json(value, name);
+  json.object();
+  for (const auto& [key, off] : kUnsupported) {
+    const auto found = json.find(key);
+    if (found && found->number(-kAny, kAny) != off) found->refuse(fmt::format("{}, which switches it off", off));
+  }
+  GenerationConfig config;
+  config.do_sample = json.boolean_or("do_sample", config.do_sample);
+  config.temperature = json.number_or("temperature", config.temperature, 0, 100);
+  config.top_k = json.integer_or("top_k", config.top_k, 0, std::numeric_limits<std::int32_t>::max());
+  config.top_p = json.number_or("top_p", config.top_p, 0, 1);
+  config.min_p = json.number_or("min_p", config.min_p, 0, 1);
+  config.repetition_penalty = json.number_or("repetition_penalty", config.repetition_penalty, 0.01, 100);
+  if (const auto most = json.find("max_new_tokens")) {
+    config.max_new_tokens = most->integer(0, std::numeric_limits<std::int32_t>::max());
+  }
+  if (const auto eos = json.find("eos_token_id")) {
+    config.eos = read_token_ids(*eos, std::numeric_limits<std::int32_t>::max());
+  }
+  return config;
+}
+
+GenerationConfig read_generation_config(const std::filesystem::path& file) {
+  return parse_generation_config(read_text(file, kLargestFile), file.string());
+}
+
+}  // namespace treeattn::model

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// config.json and generation_config.json: what is read, what is refused, and the shapes known by name.
+#include "model/config.h"
+
+#include <gtest/gtest.h>
+
+#include "model/generation_config.h"
+#include "model/tensor_list.h"
+#include "model_files.h"
+#include "temporary_directory.h"
+
+namespace treeattn {
+namespace {
+
+using namespace model;
+using namespace testing_model;
+
+LlamaConfig parse(const Json& json) { return parse_config(json.dump(), "config.json"); }
+
+TEST(ModelConfig, ReadsLlama32) {
+  EXPECT_EQ(parse(llama_config()), known_shape("llama-3.2-1b"));
+  TemporaryDirectory directory;
+  write_file(directory.path() / "config.json", llama_config().dump(2));
+  EXPECT_EQ(read_config(directory.path() / "config.json"), known_shape("llama-3.2-1b"));
+}
+
+// Hugging Face's config.json of the other published models differ in these keys.
+TEST(ModelConfig, ReadsTheOtherSizes) {
+  const struct {
+    const char* name;
+    int hidden, layers, heads, feed_forward;
+    double factor;
+    bool tied;
+    std::int64_t parameters;
+  } kPublished[] = {{"llama-3.2-1b", 2048, 16, 32, 8192, 32, true, 1'235'814'400},
+                    {"llama-3.2-3b", 3072, 28, 24, 8192, 32, true, 3'212'749'824},
+                    {"llama-3.1-8b", 4096, 32, 32, 14336, 8, false, 8'030'261'248},
+                    {"llama-3.1-70b", 8192, 80, 64, 28672, 8, false, 70'553'706'496},
+                    {"llama-3.1-405b", 16384, 126, 128, 53248, 8, false, 405'853'388'800}};
+  EXPECT_EQ(known_shapes().size(), std::size(kPublished));
+  for (const auto& model : kPublished) {
+    Json json = llama_config();
+    json["hidden_size"] = model.hidden;
+    json["num_hidden_layers"] = model.layers;
+    json["num_attention_heads"] = model.heads;
+    json["intermediate_size"] = model.feed_forward;
+    json["rope_scaling"]["factor"] = model.factor;
+    json["tie_word_embeddings"] = model.tied;
+    json.erase("head_dim");
+    EXPECT_EQ(parse(json), known_shape(model.name)) << model.name;
+    EXPECT_EQ(known_shape(model.name).parameters(), model.parameters) << model.name;
+  }
+}
+
+TEST(ModelConfig, AbsentKeysHaveHuggingFacesDefaults) {
+  Json json = llama_config();
+  for (const char* key : {"num_key_value_heads", "rms_norm_eps", "rope_theta", "tie_word_embeddings", "hidden_act",
+                          "bos_token_id", "eos_token_id", "rope_scaling", "attention_bias", "architectures"}) {
+    json.erase(key);
+  }
+  json["head_dim"] = nullptr;
+  const LlamaConfig config = parse(json);
+  EXPECT_EQ(config.kv_heads, 32);
+  EXPECT_EQ(config.head_dim, 64);
+  EXPECT_EQ(config.rms_eps, 1e-6);
+  EXPECT_EQ(config.rope_theta, 10000);
+  EXPECT_FALSE(config.tied_embeddings || config.rope_scaling || config.bos);
+  EXPECT_TRUE(config.eos.empty());
+}
+
+TEST(ModelConfig, OtherSpellings) {
+  Json json = llama_config();
+  json["eos_token_id"] = 128001;  // Llama 3
+  json["rope_scaling"]["type"] = json["rope_scaling"]["rope_type"];
+  json["rope_scaling"].erase("rope_type");
+  EXPECT_EQ(parse(json).eos, std::vector<std::int32_t>{128001});
+  EXPECT_EQ(parse(json).rope_scaling, known_shape("llama-3.2-1b").rope_scaling);
+
+  Json together = llama_config();  // newer files
+  together["rope_parameters"] = together["rope_scaling"];
+  together["rope_parameters"]["rope_theta"] = together["rope_theta"];
+  together.erase("rope_scaling");
+  together.erase("rope_theta");
+  EXPECT_EQ(parse(together), known_shape("llama-3.2-1b"));
+  together["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5.5}};
+  EXPECT_FALSE(parse(together).rope_scaling.has_value());
+  EXPECT_EQ(parse(together).rope_theta, 5.5);
+}
+
+TEST(ModelConfig, RefusesByKeyAndValue) {
+  const struct {
+    const char* key;  // "a/b": member b of a
+    Json value;
+    std::vector<std::string> says;
+  } kWrong[] = {
+      {"/model_type", "mistral", {"model_type", "mistral", "\"llama\""}},
+      {"/architectures", {"MistralForCausalLM"}, {"architectures[0]", "MistralForCausalLM", "LlamaForCausalLM"}},
+      {"/architectures", Json::array(), {"architectures"}},
+      {"/architectures", "LlamaForCausalLM", {"an array"}},
+      {"/hidden_act", "gelu", {"hidden_act", "gelu", "silu"}},
+      {"/attention_bias", true, {"attention_bias", "true", "false"}},
+      {"/mlp_bias", true, {"mlp_bias", "true", "false"}},
+      {"/mlp_bias", 0, {"mlp_bias", "true or false"}},
+      {"/quantization_config", {{"bits", 4}}, {"quantization_config"}},
+      {"/partial_rotary_factor", 0.5, {"partial_rotary_factor", "0.5"}},
+      {"/rope_scaling/rope_type", "yarn", {"rope_scaling.rope_type", "yarn", "llama3"}},
+      {"/rope_scaling", {{"factor", 2.0}}, {"rope_scaling.rope_type", "required"}},
+      {"/rope_scaling", 3, {"rope_scaling", "an object"}},
+      {"/rope_scaling/factor", 0.5, {"rope_scaling.factor", "0.5"}},
+      {"/rope_scaling/high_freq_factor", 1.0, {"high_freq_factor", "low_freq_factor"}},
+      {"/rope_scaling/original_max_position_embeddings", 0, {"original_max_position_embeddings"}},
+      {"/vocab_size", 0, {"vocab_size", "0"}},
+      {"/vocab_size", -1, {"vocab_size", "-1"}},
+      {"/vocab_size", 1e5, {"vocab_size", "an integer"}},
+      {"/vocab_size", "128256", {"vocab_size", "an integer"}},
+      {"/vocab_size", nullptr, {"vocab_size", "required"}},
+      {"/vocab_size", std::uint64_t{1} << 63, {"vocab_size", "9223372036854775808"}},
+      {"/hidden_size", std::int64_t{1} << 40, {"hidden_size", "1099511627776"}},
+      {"/num_hidden_layers", 1'000'000, {"num_hidden_layers"}},
+      {"/num_attention_heads", 0, {"num_attention_heads"}},
+      {"/num_key_value_heads", 5, {"num_key_value_heads", "5", "divisor"}},
+      {"/num_key_value_heads", 64, {"num_key_value_heads", "64"}},
+      {"/head_dim", 63, {"head_dim", "63", "even"}},
+      {"/head_dim", 1 << 20, {"head_dim"}},
+      {"/intermediate_size", std::int64_t{1} << 62, {"intermediate_size"}},
+      {"/max_position_embeddings", 0, {"max_position_embeddings"}},
+      {"/rms_norm_eps", 0, {"rms_norm_eps"}},
+      {"/rms_norm_eps", "1e-5", {"rms_norm_eps", "a number"}},
+      {"/rope_theta", -1.0, {"rope_theta"}},
+      {"/rope_theta", 1e300, {"rope_theta"}},
+      {"/eos_token_id", 128256, {"eos_token_id", "128256"}},
+      {"/eos_token_id", {1, -1}, {"eos_token_id[1]", "-1"}},
+      {"/eos_token_id", Json(std::vector<int>(1000, 1)), {"eos_token_id", "1000"}},
+      {"/bos_token_id", {1}, {"bos_token_id"}},
+      {"/tie_word_embeddings", "yes", {"tie_word_embeddings"}},
+  };
+  for (const auto& [key, value, says] : kWrong) {
+    Json json = llama_config();
+    json[Json::json_pointer(key)] = value;
+    SCOPED_TRACE(std::string(key) + " = " + value.dump());
+    auto parts = says;
+    parts.push_back("config.json");
+    expect_refused([&] { parse(json); }, parts);
+  }
+  Json odd = llama_config();
+  odd.erase("head_dim");
+  odd["hidden_size"] = 2050;
+  expect_refused([&] { parse(odd); }, {"hidden_size", "2050", "num_attention_heads = 32"});
+  Json nameless = llama_config();
+  nameless.erase("model_type");
+  nameless.erase("architectures");
+  expect_refused([&] { parse(nameless); }, {"model_type", "architectures"});
+}
+
+TEST(ModelConfig, RefusesWhatIsNoJson) {
+  const std::string good = llama_config().dump();
+  for (const std::string& text :
+       {std::string(), std::string("{"), std::string("[]"), std::string("null"), good + "x",
+        good.substr(0, good.size() / 2), std::string("\xff\xfe"), std::string("{\"vocab_size\": 1e999}"),
+        std::string(100'000, '['), std::string(20, '{'), good.substr(0, good.size() - 1) + ",\"vocab_size\":1}"}) {
+    expect_refused([&] { parse_config(text, "some.json"); }, {"some.json"});
+  }
+  expect_refused([&] { parse_config(R"({"a": {"b": 1, "c": {}, "b": 2}})", "x"); }, {"\"b\"", "twice"});
+  expect_refused([&] { parse_config(std::string(40, '[') + std::string(40, ']'), "x"); }, {"deep", "32"});
+  expect_refused([&] { parse_config(R"({"a": "\ud800"})", "x"); }, {"not JSON"});
+  TemporaryDirectory directory;
+  expect_refused([&] { read_config(directory.path() / "absent.json"); }, {"absent.json", "No such file"});
+  expect_refused([&] { read_config(directory.path()); }, {"not a file"});
+  write_file(directory.path() / "big.json", std::string(2 << 20, ' ') + good);
+  expect_refused([&] { read_config(directory.path() / "big.json"); }, {"big.json", "at most 1048576"});
+}
+
+TEST(ModelConfig, KnownShapesAreNamed) {
+  expect_refused<InvalidArgument>([] { known_shape("llama-4"); }, {"llama-4", "llama-3.2-1b", "llama-3.1-405b"});
+}
+
+TEST(ModelConfig, TensorList) {
+  LlamaConfig config = parse(llama_config());
+  config.layers = 2;
+  const auto find = [&](const std::string& name) -> std::vector<std::int64_t> {
+    for (const NamedShape& tensor : tensor_list(config)) {
+      if (tensor.name == name) return tensor.shape;
+    }
+    return {};
+  };
+  EXPECT_EQ(find("model.embed_tokens.weight"), (std::vector<std::int64_t>{128256, 2048}));
+  EXPECT_EQ(find("model.layers.1.self_attn.k_proj.weight"), (std::vector<std::int64_t>{512, 2048}));
+  EXPECT_EQ(find("model.layers.1.mlp.down_proj.weight"), (std::vector<std::int64_t>{2048, 8192}));
+  EXPECT_EQ(find("model.norm.weight"), (std::vector<std::int64_t>{2048}));
+  EXPECT_TRUE(find("lm_head.weight").empty());
+  EXPECT_TRUE(find("model.layers.2.mlp.up_proj.weight").empty());
+  config.tied_embeddings = false;
+  EXPECT_EQ(find("lm_head.weight"), (std::vector<std::int64_t>{128256, 2048}));
+  EXPECT_EQ(tensor_list(config).size(), 3u + 2 * 9);
+}
+
+TEST(GenerationConfig, ReadsLlama3) {
+  const Json json = {{"bos_token_id", 128000},
+                     {"do_sample", true},
+                     {"eos_token_id", {128001, 128008, 128009}},
+                     {"temperature", 0.6},
+                     {"top_p", 0.9},
+                     {"num_beams", 1},
+                     {"typical_p", nullptr},
+                     {"transformers_version", "4.45.0"}};
+  const GenerationConfig config = parse_generation_config(json.dump(), "generation_config.json");
+  GenerationConfig expected;
+  expected.do_sample = true;
+  expected.temperature = 0.6;
+  expected.top_p = 0.9;
+  expected.eos = {128001, 128008, 128009};
+  EXPECT_EQ(config, expected);
+  EXPECT_EQ(parse_generation_config("{}", ""), GenerationConfig());
+  TemporaryDirectory directory;
+  write_file(directory.path() / "g.json",
+             R"({"top_k": 0, "min_p": 0.05, "repetition_penalty": 1.1, "max_new_tokens": 7, "eos_token_id": 3})");
+  const GenerationConfig other = read_generation_config(directory.path() / "g.json");
+  EXPECT_EQ(other.top_k, 0);
+  EXPECT_EQ(other.min_p, 0.05);
+  EXPECT_EQ(other.repetition_penalty, 1.1);
+  EXPECT_EQ(other.max_new_tokens, 7);
+  EXPECT_EQ(other.eos, std::vector<std::int32_t>{3});
+}
+
+TEST(GenerationConfig, RefusesByKeyAndValue) {
+  for (const auto& wrong :
+       std::vector<std::pair<std::string, std::string>>{{R"({"temperature": -1})", "temperature is -1"},
+                                                        {R"({"temperature": "hot"})", "temperature"},
+                                                        {R"({"top_k": -1})", "top_k is -1"},
+                                                        {R"({"top_k": 1.5})", "top_k"},
+                                                        {R"({"top_p": 1.5})", "top_p is 1.5"},
+                                                        {R"({"min_p": 2})", "min_p"},
+                                                        {R"({"repetition_penalty": 0})", "repetition_penalty"},
+                                                        {R"({"max_new_tokens": -3})", "max_new_tokens"},
+                                                        {R"({"do_sample": 1})", "do_sample"},
+                                                        {R"({"eos_token_id": "</s>"})", "eos_token_id"},
+                                                        {R"({"eos_token_id": 3000000000})", "eos_token_id"},
+                                                        {R"({"num_beams": 4})", "num_beams is 4"},
+                                                        {R"({"no_repeat_ngram_size": 3})", "no_repeat_ngram_size"},
+                                                        {"[]", "an object"},
+                                                        {"", "not JSON"}}) {
+    expect_refused([&] { parse_generation_config(wrong.first, "generation_config.json"); },
+                   {"generation_config.json", wrong.second});
+  }
+}
+
+}  // namespace
+}  // namespace treeattn

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small byte-level BPE tokenizers of the two kinds we read, trained by the tokenizers package."""
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+                  r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+
+
+def use_pattern(tokenizer, kind):
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == "gpt2")
+    if kind == "llama3":
+        split = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated", invert=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    else:
+        tokenizer.pre_tokenizer = byte_level
+    tokenizer.decoder = decoders.ByteLevel()
+
+
+def cuts_tokenizer():
+    """Shows where the pattern cuts: any byte merges with these neighbours, unless there is a cut between them."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    space = "\u0120"  # how a space is written
+    merges = [pair for byte in alphabet for pair in (("a", byte), (byte, "b"), (space, byte), (byte, "1"), ("'", byte))]
+    merges = list(dict.fromkeys(merges))
+    tokens = list(dict.fromkeys(alphabet + [left + right for left, right in merges]))
+    tokenizer = Tokenizer(models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=merges))
+    use_pattern(tokenizer, "llama3")
+    return tokenizer
+
+
+def train(kind, corpus, vocab, ignore_merges):
+    """kind: "llama3" (its pattern) or "gpt2" (ByteLevel with its own)."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    use_pattern(tokenizer, kind)
+    trainer = trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+                                  show_progress=False)
+    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    # One of every other sort: not special, found in the second pass, and one that takes the white space around it.
+    tokenizer.add_tokens([AddedToken("<plain>", normalized=False), AddedToken("<late>", normalized=True),
+                          AddedToken("<wide>", lstrip=True, rstrip=True, normalized=False),
+                          AddedToken("<|eot", normalized=False)])
+    bos = SPECIAL[0]
+    tokenizer.post_processor = processors.Sequence([
+        processors.ByteLevel(trim_offsets=False),
+        processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))])])
+    return tokenizer
