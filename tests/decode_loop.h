@@ -57,9 +57,9 @@ struct Loop {
   static std::int64_t last_step(const KvCache& cache, SequenceId id) { return cache.length(id) - kPrompt - 1; }
 
   // All steps on one rank.
-  std::vector<std::vector<float>> undisturbed() const {
+  std::vector<std::vector<float>> undisturbed(int gpu = KvCache::kHost) const {
     std::vector<std::vector<float>> outs;
-    KvCache cache(self_communicator(), config());
+    KvCache cache(self_communicator(), config(), {}, gpu);
     ParallelAttention attention(cache.communicator());
     ThreadPool pool(1);
     const SequenceId id = cache.add_sequence();

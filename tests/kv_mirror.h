@@ -169,6 +169,8 @@ class Source {
     view.page_table = table_.data();
     return view;
   }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+  const std::vector<float>& scales() const { return scales_; }
 
  private:
   KvView view_;
@@ -223,8 +225,9 @@ class Mirror {
           const parallel::ChunkMemory memory = store.chunk(layer, id, chunk);
           ASSERT_EQ(memory.tokens, tokens);
           const Layer& want = sequences_.at(id)[static_cast<std::size_t>(layer)];
-          expect_rows(want.k, first, tokens, memory.k, memory.k_scales);
-          expect_rows(want.v, first, tokens, memory.v, memory.v_scales);
+          parallel::KvMemory& where = store.pool().backend();
+          expect_rows(where, want.k, first, tokens, memory.k, memory.k_scales);
+          expect_rows(where, want.v, first, tokens, memory.v, memory.v_scales);
         }
       }
       EXPECT_EQ(cache.carried(id, 0, length(id)), carried);
@@ -258,18 +261,21 @@ class Mirror {
     }
     return result;
   }
-  static void expect_rows(const Rows& want, std::int64_t first, std::int64_t count, const std::byte* rows,
-                          const float* scales) {
-    const std::size_t bytes = want.token_bytes();
-    ASSERT_EQ(std::memcmp(rows, &want.bytes[static_cast<std::size_t>(first) * bytes],
-                          bytes * static_cast<std::size_t>(count)),
-              0)
-        << "tokens " << first << " to " << first + count;
+  static void expect_rows(parallel::KvMemory& where, const Rows& want, std::int64_t first, std::int64_t count,
+                          const std::byte* rows, const float* scales) {
     ASSERT_EQ(scales == nullptr, want.scales.empty());
+    Rows got{want.type, want.heads, want.dim, {}, {}};
+    got.resize(count);
+    where.copy_out(got.bytes.data(), rows, got.bytes.size());
+    if (scales != nullptr) {
+      where.copy_out(reinterpret_cast<std::byte*>(got.scales.data()), reinterpret_cast<const std::byte*>(scales),
+                     got.scales.size() * sizeof(float));
+    }
+    where.finish();
+    const Rows expected = part(want, first, count);
+    ASSERT_EQ(got.bytes, expected.bytes) << "tokens " << first << " to " << first + count;
     if (scales == nullptr) return;
-    ASSERT_EQ(std::memcmp(scales, &want.scales[static_cast<std::size_t>(first * want.heads)],
-                          sizeof(float) * static_cast<std::size_t>(count * want.heads)),
-              0);
+    ASSERT_EQ(std::memcmp(got.scales.data(), expected.scales.data(), got.scales.size() * sizeof(float)), 0);
   }
 
   KvCacheConfig config_;
@@ -279,8 +285,11 @@ class Mirror {
 // A cache and its mirror, and calls on both.
 class Pair {
  public:
-  Pair(std::shared_ptr<Communicator> world, const KvCacheConfig& config, std::span<const double> weights = {})
-      : cache(std::move(world), config, weights), mirror(config) {}
+  Pair(std::shared_ptr<Communicator> world, const KvCacheConfig& config, std::span<const double> weights = {},
+       int gpu = KvCache::kHost)
+      : cache(std::move(world), config, weights, gpu), mirror(config) {}
+  virtual ~Pair() = default;
+  Pair(Pair&&) = default;
 
   SequenceId add() {
     const SequenceId id = cache.add_sequence();
@@ -317,12 +326,16 @@ class Pair {
     const Rows k = rows(config.k_type, config.k_dim);
     const Rows v = rows(config.v_type, config.v_dim);
     const Source k_source(random, k), v_source(random, v);
-    if (append) {
-      cache.append(id, k_source.view(), v_source.view());
-    } else {
-      cache.write(id, layer, first, k_source.view(), v_source.view());
-    }
+    store(id, layer, first, k_source, v_source, append);
     mirror.write(id, layer, first, k, v);
+  }
+  // How rows get into the cache.
+  virtual void store(SequenceId id, int layer, std::int64_t first, const Source& k, const Source& v, bool append) {
+    if (append) {
+      cache.append(id, k.view(), v.view());
+    } else {
+      cache.write(id, layer, first, k.view(), v.view());
+    }
   }
   // Writes again what adopt() says is missing.
   void refill(Random& random, std::span<const TokenRange> ranges) {
@@ -330,7 +343,7 @@ class Pair {
       for (int layer = 0; layer < cache.config().layers; ++layer) {
         const Source k(random, mirror.k(range.sequence, layer, range.first, range.count));
         const Source v(random, mirror.v(range.sequence, layer, range.first, range.count));
-        cache.write(range.sequence, layer, range.first, k.view(), v.view());
+        store(range.sequence, layer, range.first, k, v, false);
       }
     }
   }

@@ -16,7 +16,9 @@
 
 #include "kernels/case_list.h"
 #include "kernels/cpu/dispatch.h"
+#include "kernels/cuda/error_model.h"
 #include "parallel/agree.h"
+#include "parallel/kv_store.h"
 #include "plan/cost.h"
 #include "treeattn/error.h"
 #include "treeattn/parallel_attention.h"
@@ -39,6 +41,10 @@ struct Output {
   }
 };
 
+// On which GPU a rank has its pages.
+using GpuOf = std::function<int(int rank)>;
+inline int on_host(int) { return KvCache::kHost; }
+
 // One sequence of a batch, as a view of its own.
 inline KvView sequence_view(const KvView& view, std::int64_t batch, std::int64_t length) {
   KvView out = view;
@@ -56,15 +62,29 @@ inline KvView sequence_view(const KvView& view, std::int64_t batch, std::int64_t
 
 // A case of the one list, with the answer of one machine (bits) and of the oracle.
 struct PreparedCase {
-  explicit PreparedCase(kernels::Case shape, std::uint64_t seed) : data(moved_to_zero(std::move(shape)), seed) {
+  explicit PreparedCase(kernels::Case shape, std::uint64_t seed, int gpu = KvCache::kHost)
+      : data(moved_to_zero(std::move(shape)), seed) {
     ThreadPool pool(1);
     const kernels::Problem problem = kernels::make_problem(data.input(), data.options());
-    single = empty_output();
-    attention(data.input(), data.options(), single.out, single.lse, pool);
+    kernels::ErrorModel model = kernels::error_model(kernels::active_target(), problem);
+    if (gpu == KvCache::kHost) {
+      single = empty_output();
+      attention(data.input(), data.options(), single.out, single.lse, pool);
+    } else {
+      KvCache cache(self_communicator(), config(), {}, gpu);
+      ParallelAttention one(cache.communicator(), {Strategy::kMerge});
+      single = decode(one, cache, fill(cache), pool);
+      model = kernels::cuda::error_model(cache.store().device()->kernel(), problem);
+    }
+    bound_by(model);
+  }
+
+  // What the results are held against where the bits are not promised.
+  void bound_by(kernels::ErrorModel model) {
+    const kernels::Problem problem = kernels::make_problem(data.input(), data.options());
     // A rank merges its nodes one after the other, at most two a level; then come the other ranks, one after the other
     // at worst.
     constexpr int kMostRanks = 16;
-    kernels::ErrorModel model = kernels::error_model(kernels::active_target(), problem);
     model.extra_merges = 2 * plan::log2_exact(problem.order.branches) + kMostRanks;
     in_free_order = kernels::reference_attention(problem, model);
     model.lse_error = 4 * model.unit_roundoff;
@@ -124,16 +144,17 @@ struct PreparedCase {
   }
 
   kernels::CaseData data;
-  Output single;                           // of attention() on one machine
+  Output single;                           // of attention() on one machine, or of one rank on a GPU
   kernels::ReferenceResult in_free_order;  // the oracle, with the bound of merges that follow the ranks
   kernels::ReferenceResult as_in_paper;    // and of parts that are weighed by their lse
 };
 
-inline std::vector<std::unique_ptr<PreparedCase>> prepared_cases(std::size_t every, std::size_t first = 0) {
+inline std::vector<std::unique_ptr<PreparedCase>> prepared_cases(std::size_t every, std::size_t first = 0,
+                                                                 int gpu = KvCache::kHost) {
   std::vector<std::unique_ptr<PreparedCase>> out;
   const std::vector<kernels::Case> list = kernels::case_list();
   for (std::size_t i = first; i < list.size(); i += every)
-    out.push_back(std::make_unique<PreparedCase>(list[i], i + 1));
+    out.push_back(std::make_unique<PreparedCase>(list[i], i + 1, gpu));
   return out;
 }
 
@@ -161,33 +182,43 @@ inline std::vector<double> uneven_weights(int ranks) {
 // same on all ranks always.
 inline Failures check_strategies(const std::shared_ptr<Communicator>& world,
                                  std::span<const std::unique_ptr<PreparedCase>> cases,
-                                 std::span<const double> weights = {}) {
+                                 std::span<const double> weights = {}, const GpuOf& gpu_of = on_host,
+                                 DeviceLink link = DeviceLink::kHost) {
   Failures failures;
   ThreadPool pool(1 + world->rank() % 2);
+  struct Way {
+    Strategy strategy;
+    bool canonical;
+    std::unique_ptr<ParallelAttention> attention;
+  };
+  std::vector<Way> ways;
+  for (const Strategy strategy : kAllStrategies) {
+    for (const bool canonical : {true, false}) {
+      if (!canonical && (strategy == Strategy::kRing || !treeattn::same_bits(strategy))) continue;
+      const ParallelOptions options{strategy, canonical, link};
+      ways.push_back({strategy, canonical, std::make_unique<ParallelAttention>(world, options)});
+    }
+  }
   for (const auto& prepared : cases) {
-    KvCache cache(world, prepared->config(), weights);
+    KvCache cache(world, prepared->config(), weights, gpu_of(world->rank()));
     const std::vector<SequenceId> ids = prepared->fill(cache);
-    for (const Strategy strategy : kAllStrategies) {
-      for (const bool canonical : {true, false}) {
-        if (!canonical && (strategy == Strategy::kRing || !treeattn::same_bits(strategy))) continue;
-        ParallelAttention attention(world, {strategy, canonical});
-        const auto named = [&] {
-          return fmt::format("{} by {}{} on {} ranks", prepared->data.shape().name, strategy_name(strategy),
-                             canonical ? "" : " in free order", world->size());
-        };
-        Output got;
-        try {
-          got = prepared->decode(attention, cache, ids, pool);
-        } catch (const std::exception& error) {
-          throw Error(named() + ": " + error.what());
-        }
-        const bool agree = all_ranks_agree(*world, got);
-        const bool exact = canonical && treeattn::same_bits(strategy);
-        const bool right = exact ? got.same_bits_as(prepared->single) : prepared->error(got, strategy) <= 1;
-        if (right && agree) continue;
-        const char* wrong = agree ? (exact ? "other bits" : "beyond its bound") : "ranks disagree";
-        failures.push_back(named() + ": " + wrong);
+    for (const auto& [strategy, canonical, attention] : ways) {
+      const auto named = [&, strategy = strategy, canonical = canonical] {
+        return fmt::format("{} by {}{} on {} ranks", prepared->data.shape().name, strategy_name(strategy),
+                           canonical ? "" : " in free order", world->size());
+      };
+      Output got;
+      try {
+        got = prepared->decode(*attention, cache, ids, pool);
+      } catch (const std::exception& error) {
+        throw Error(named() + ": " + error.what());
       }
+      const bool agree = all_ranks_agree(*world, got);
+      const bool exact = canonical && treeattn::same_bits(strategy);
+      const bool right = exact ? got.same_bits_as(prepared->single) : prepared->error(got, strategy) <= 1;
+      if (right && agree) continue;
+      const char* wrong = agree ? (exact ? "other bits" : "beyond its bound") : "ranks disagree";
+      failures.push_back(named() + ": " + wrong);
     }
   }
   return failures;
@@ -195,7 +226,8 @@ inline Failures check_strategies(const std::shared_ptr<Communicator>& world,
 
 // Bytes sent by all ranks together, one call, against the cost model, and against the closed forms where the shares are
 // nodes of the tree.
-inline Failures check_bytes(const std::shared_ptr<Communicator>& world, std::span<const double> weights = {}) {
+inline Failures check_bytes(const std::shared_ptr<Communicator>& world, std::span<const double> weights = {},
+                            const GpuOf& gpu_of = on_host) {
   Failures failures;
   ThreadPool pool(1);
   kernels::Case shape;
@@ -205,7 +237,7 @@ inline Failures check_bytes(const std::shared_ptr<Communicator>& world, std::spa
   shape.lengths = {1111, 700};
   shape.order = {64, 16};
   const PreparedCase prepared(shape, 7);
-  KvCache cache(world, prepared.config(), weights);
+  KvCache cache(world, prepared.config(), weights, gpu_of(world->rank()));
   const std::vector<SequenceId> ids = prepared.fill(cache);
   const int p = world->size();
   plan::Network network;
@@ -264,10 +296,11 @@ struct PrefillShare {
 };
 
 inline PrefillShare prefill_on(const std::shared_ptr<Communicator>& world, const PreparedCase& prepared,
-                               std::span<const double> weights, bool collect, ThreadPool& pool) {
+                               std::span<const double> weights, bool collect, ThreadPool& pool,
+                               const GpuOf& gpu_of = on_host) {
   const kernels::Case& shape = prepared.data.shape();
   const QueryView all = prepared.data.input().q;
-  KvCache cache(world, prepared.config(), weights);
+  KvCache cache(world, prepared.config(), weights, gpu_of(world->rank()));
   const SequenceId id = prepared.fill(cache).front();
   const std::int64_t first = prepared.data.length(0) - shape.queries;
   PrefillShare share;
@@ -291,9 +324,9 @@ inline PrefillShare prefill_on(const std::shared_ptr<Communicator>& world, const
 // A prefill of the last shape.queries tokens, and its result on one rank, which must be right. Requires dense float32
 // queries.
 struct PreparedPrefill {
-  explicit PreparedPrefill(const kernels::Case& shape) : prepared(shape, 11) {
+  explicit PreparedPrefill(const kernels::Case& shape, int gpu = KvCache::kHost) : prepared(shape, 11, gpu) {
     ThreadPool pool(1);
-    one = prefill_on(self_communicator(), prepared, {}, false, pool).output;
+    one = prefill_on(self_communicator(), prepared, {}, false, pool, [&](int) { return gpu; }).output;
   }
   double error() const { return prepared.error(one, Strategy::kRing); }
 
@@ -303,13 +336,13 @@ struct PreparedPrefill {
 
 // By ring and by collecting K and V: the bits of one rank.
 inline Failures check_prefill(const std::shared_ptr<Communicator>& world, const PreparedPrefill& prefill,
-                              std::span<const double> weights = {}) {
+                              std::span<const double> weights = {}, const GpuOf& gpu_of = on_host) {
   Failures failures;
   ThreadPool pool(1 + world->rank() % 2);
   const kernels::Case& shape = prefill.prepared.data.shape();
   const std::int64_t first = prefill.prepared.data.length(0) - shape.queries;
   for (const bool collect : {false, true}) {
-    const PrefillShare got = prefill_on(world, prefill.prepared, weights, collect, pool);
+    const PrefillShare got = prefill_on(world, prefill.prepared, weights, collect, pool, gpu_of);
     Output want;
     for (const TokenRange& range : got.ranges) {
       const std::int64_t begin = (range.first - first) * shape.heads, count = range.count * shape.heads;

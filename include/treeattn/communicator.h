@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that pass bytes to each other: threads of one process, MPI processes, or one alone. The same calls on each, and
-// none waits for ever: every call that depends on another rank has a deadline, and the error names who is missing.
+// Ranks that pass bytes to each other: threads of one process, MPI processes, processes connected by TCP, or one alone.
+// The same calls on each, and none waits for ever: every call that depends on another rank has a deadline, and the
+// error names who is missing.
 //
 //   auto world = treeattn::mpi_communicator();                       // one rank per process, under mpirun
 //   treeattn::run_ranks(4, [](std::shared_ptr<treeattn::Communicator> world) { ... });   // one rank per thread
@@ -13,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -83,7 +85,7 @@ class Communicator {
   int node_of(int rank) const;
   const std::vector<int>& node_of_rank() const;  // [size] the same, of all
   int nodes() const;
-  std::string_view transport() const;  // "self", "threads" or "mpi"
+  std::string_view transport() const;  // "self", "threads", "mpi" or "tcp"
 
   Seconds deadline() const;
   // Requires more than 0. The default of every call below that is given none.
@@ -158,5 +160,20 @@ std::shared_ptr<Communicator> mpi_communicator(int fortran_handle, RankOptions o
 // Whether this build has MPI, and whether an MPI launcher started this process.
 bool mpi_available();
 bool launched_by_mpi();
+
+// Which of the ranks that are connected by TCP this process (or thread) is, and where rank 0 listens for the others.
+struct TcpPlace {
+  int rank = 0;
+  int size = 1;
+  std::string address = "127.0.0.1";  // of rank 0: a name or a number
+  int port = 0;
+};
+
+// All of them, as the environment says: RANK, WORLD_SIZE, MASTER_ADDR (127.0.0.1 unless set) and MASTER_PORT, which
+// launchers such as torchrun set. Every two ranks get a connection; nothing is encrypted or checked, so use it in a
+// network you trust. Collective: waits for all ranks, as long as the deadline. Throws Unavailable when they do not come
+// or the environment says nothing, InvalidArgument when it says what cannot be.
+std::shared_ptr<Communicator> tcp_communicator(RankOptions options = {});
+std::shared_ptr<Communicator> tcp_communicator(const TcpPlace& place, RankOptions options = {});
 
 }  // namespace treeattn

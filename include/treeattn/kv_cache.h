@@ -19,6 +19,7 @@
 
 #include "treeattn/communicator.h"
 #include "treeattn/order.h"
+#include "treeattn/thread_pool.h"
 #include "treeattn/views.h"
 
 namespace treeattn {
@@ -52,16 +53,22 @@ struct TokenRange {
 
 class KvCache {
  public:
+  static constexpr int kHost = -1;
+
   // weights: how much each rank carries relative to the others; 0 means nothing. Empty: equal shares. Branches go to
-  // the ranks node by node, so that a node holds one piece of the tree. Throws InvalidArgument.
-  KvCache(std::shared_ptr<Communicator> communicator, const KvCacheConfig& config,
-          std::span<const double> weights = {});
+  // the ranks node by node, so that a node holds one piece of the tree.
+  // gpu: where this rank's pages lie, kHost or the index of a GPU; the attention calls then compute there. Ranks may
+  // differ in it, and may share a GPU, each with a stream of its own. Throws InvalidArgument, Unavailable where there
+  // is no such GPU.
+  KvCache(std::shared_ptr<Communicator> communicator, const KvCacheConfig& config, std::span<const double> weights = {},
+          int gpu = kHost);
   ~KvCache();
   KvCache(KvCache&&) noexcept;
   KvCache& operator=(KvCache&&) noexcept;
 
   const KvCacheConfig& config() const;
   const std::shared_ptr<Communicator>& communicator() const;
+  int gpu() const;
 
   // Sequences. Ids are 0, 1, 2 ... and are not used again.
   SequenceId add_sequence();
@@ -84,6 +91,12 @@ class KvCache {
   // Stores those of the k.tokens tokens from position `first` on that this rank carries; they must exist. A rank may
   // leave out calls whose tokens it does not carry.
   void write(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v);
+  // The same with the rows and scales of k and v in memory of this rank's GPU (page tables stay in the host's), bit for
+  // bit, as work on `stream`, a cudaStream_t: it reads what is put there before, and what is put there later may
+  // overwrite k and v. The rows are converted on the GPU; nothing waits. Throws InvalidArgument where gpu() is kHost.
+  void append_from_device(SequenceId sequence, const KvView& k, const KvView& v, void* stream);
+  void write_from_device(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v,
+                         void* stream);
 
   // The tokens of [first, first + count) that this rank carries, ascending, neighbours joined.
   std::vector<TokenRange> carried(SequenceId sequence, std::int64_t first, std::int64_t count) const;
@@ -108,7 +121,7 @@ class KvCache {
   void save(const std::filesystem::path& directory) const;
   // Collective. Any number of ranks. Throws BadFile, naming file and reason, on every rank.
   static KvCache load(std::shared_ptr<Communicator> communicator, const std::filesystem::path& directory,
-                      std::span<const double> weights = {});
+                      std::span<const double> weights = {}, int gpu = kHost);
 
   // For the attention calls of this library.
   const parallel::KvStore& store() const { return *store_; }
@@ -117,5 +130,10 @@ class KvCache {
   explicit KvCache(std::unique_ptr<parallel::KvStore> store);
   std::unique_ptr<parallel::KvStore> store_;
 };
+
+// Collective. Weights by which every rank needs as long as the others to read what it carries: the bandwidth of reading
+// its memory, GB/s, measured on all ranks at the same time. gpu: where this rank's pages will lie, as in KvCache; the
+// pool is the one it will decode with. A cache on CPUs and GPUs together needs canonical = false in ParallelOptions.
+std::vector<double> bandwidth_weights(Communicator& communicator, int gpu, ThreadPool& pool);
 
 }  // namespace treeattn

@@ -19,12 +19,25 @@
 
 namespace treeattn {
 
+// How the states of ranks on GPUs travel in decode.
+enum class DeviceLink : std::uint8_t {
+  kHost,  // by way of the host and the communicator, whatever that is
+  kNccl,  // from GPU to GPU by NCCL, which wants a GPU for every rank
+  kPeer,  // one kernel in which every rank writes into the memory of all others: ranks on one machine, as threads or
+          // processes. Always in the canonical order. Several ranks may share a GPU.
+};
+// Whether this build has NCCL.
+bool nccl_available();
+
 struct ParallelOptions {
   Strategy strategy = Strategy::kAuto;
-  // true: the bits of one machine, which needs the same instruction set on all ranks (checked by the first call).
-  // false: every rank first merges what it carries into one state. Less to send where the shares do not fall on nodes
-  // of the tree; the bits then depend on the shares.
+  // true: the bits of one machine, which needs the same instruction set on all ranks, or GPUs (checked by the first
+  // call). false: every rank first merges what it carries into one state. Less to send where the shares do not fall on
+  // nodes of the tree; the bits then depend on the shares.
   bool canonical = true;
+  // Other than kHost: all ranks must have their pages on a GPU, and with one ParallelAttention always on the same. What
+  // then travels is not in the report's traffic. Ring and results by heads go by way of the host all the same.
+  DeviceLink link = DeviceLink::kHost;
 };
 
 // Where the result of decode goes.

@@ -20,9 +20,9 @@ const Communicator& checked(const std::shared_ptr<Communicator>& communicator) {
 }  // namespace
 
 KvCache::KvCache(std::shared_ptr<Communicator> communicator, const KvCacheConfig& config,
-                 std::span<const double> weights) {
+                 std::span<const double> weights, int gpu) {
   plan::Shares shares = parallel::make_shares(checked(communicator), config, weights);
-  store_ = std::make_unique<parallel::KvStore>(std::move(communicator), config, std::move(shares));
+  store_ = std::make_unique<parallel::KvStore>(std::move(communicator), config, std::move(shares), gpu);
 }
 
 KvCache::KvCache(std::unique_ptr<parallel::KvStore> store) : store_(std::move(store)) {}
@@ -32,6 +32,7 @@ KvCache& KvCache::operator=(KvCache&&) noexcept = default;
 
 const KvCacheConfig& KvCache::config() const { return store_->config(); }
 const std::shared_ptr<Communicator>& KvCache::communicator() const { return store_->communicator(); }
+int KvCache::gpu() const { return store_->device() == nullptr ? kHost : store_->device()->gpu(); }
 
 SequenceId KvCache::add_sequence() { return store_->add_sequence(); }
 SequenceId KvCache::fork(SequenceId sequence) { return store_->fork(sequence); }
@@ -44,6 +45,14 @@ void KvCache::append(SequenceId sequence, const KvView& k, const KvView& v) { st
 void KvCache::extend(SequenceId sequence, std::int64_t tokens) { store_->extend(sequence, tokens); }
 void KvCache::write(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v) {
   store_->write(sequence, layer, first, k, v);
+}
+
+void KvCache::append_from_device(SequenceId sequence, const KvView& k, const KvView& v, void* stream) {
+  store_->append_from_device(sequence, k, v, stream);
+}
+void KvCache::write_from_device(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v,
+                                void* stream) {
+  store_->write_from_device(sequence, layer, first, k, v, stream);
 }
 
 std::vector<TokenRange> KvCache::carried(SequenceId sequence, std::int64_t first, std::int64_t count) const {
@@ -65,9 +74,9 @@ std::vector<TokenRange> KvCache::adopt(std::shared_ptr<Communicator> survivors, 
 void KvCache::save(const std::filesystem::path& directory) const { parallel::save(*store_, directory); }
 
 KvCache KvCache::load(std::shared_ptr<Communicator> communicator, const std::filesystem::path& directory,
-                      std::span<const double> weights) {
+                      std::span<const double> weights, int gpu) {
   checked(communicator);
-  return KvCache(parallel::load(std::move(communicator), directory, weights));
+  return KvCache(parallel::load(std::move(communicator), directory, weights, gpu));
 }
 
 }  // namespace treeattn

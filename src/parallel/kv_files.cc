@@ -225,7 +225,7 @@ void save(const KvStore& store, const fs::path& directory) {
 }
 
 std::unique_ptr<KvStore> load(std::shared_ptr<Communicator> communicator, const fs::path& directory,
-                              std::span<const double> weights) {
+                              std::span<const double> weights, int gpu) {
   const bool first = communicator->rank() == 0;
   const fs::path path = directory / kManifestName;
   std::vector<std::byte> bytes;
@@ -247,7 +247,7 @@ std::unique_ptr<KvStore> load(std::shared_ptr<Communicator> communicator, const 
   throw_if_any_failed(*communicator, failure_of([&] { check_branch_sizes(manifest, directory, leaves); }));
   std::unique_ptr<KvStore> store;
   throw_if_any_failed(*communicator, failure_of([&] {
-    store = std::make_unique<KvStore>(communicator, manifest.config, std::move(shares));
+    store = std::make_unique<KvStore>(communicator, manifest.config, std::move(shares), gpu);
     for (const auto& [id, length] : manifest.sequences) store->restore(id, length);
     store->restore_next(manifest.next_sequence);
     for (const int leaf : leaves) read_branch(*store, directory, manifest.generation, leaf);

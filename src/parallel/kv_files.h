@@ -20,6 +20,6 @@ namespace treeattn::parallel {
 // Both collective; KvCache documents them.
 void save(const KvStore& store, const std::filesystem::path& directory);
 std::unique_ptr<KvStore> load(std::shared_ptr<Communicator> communicator, const std::filesystem::path& directory,
-                              std::span<const double> weights);
+                              std::span<const double> weights, int gpu = KvCache::kHost);
 
 }  // namespace treeattn::parallel

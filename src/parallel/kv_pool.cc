@@ -4,14 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include "base/buffer.h"
 #include "base/check.h"
-#include "base/machine.h"
 #include "treeattn/error.h"
 
 namespace treeattn::parallel {
@@ -33,8 +32,8 @@ constexpr std::size_t kMostAddresses = std::numeric_limits<std::size_t>::max();
 
 }  // namespace
 
-KvPool::KvPool(int layers, const TokenBytes& token_bytes, std::int64_t page_tokens)
-    : layers_(layers), token_bytes_(token_bytes), page_tokens_(page_tokens) {
+KvPool::KvPool(int layers, const TokenBytes& token_bytes, std::int64_t page_tokens, std::shared_ptr<KvMemory> memory)
+    : layers_(layers), token_bytes_(token_bytes), page_tokens_(page_tokens), memory_(std::move(memory)) {
   const std::size_t bytes = static_cast<std::size_t>(layers) * token_bytes.all();
   const std::size_t most = (std::numeric_limits<std::size_t>::max() >> 1) / bytes;
   require(static_cast<std::size_t>(page_tokens) <= most,
@@ -47,7 +46,7 @@ KvPool::KvPool(int layers, const TokenBytes& token_bytes, std::int64_t page_toke
 }
 
 void KvPool::reserve() {
-  const std::size_t memory = std::max(base::read_machine().memory_bytes, std::size_t{1} << 30);
+  const std::size_t memory = std::max(memory_->bytes(), std::size_t{1} << 30);
   // Many ranks in one process, or a limit on addresses, may leave less than we would like.
   for (std::size_t budget = std::min(2 * memory, kMostAddresses);; budget /= 2) {
     capacity_ = static_cast<std::int64_t>(
@@ -58,7 +57,7 @@ void KvPool::reserve() {
       regions_.clear();
       for (int layer = 0; layer < layers_; ++layer) {
         for (const std::size_t bytes : part_bytes_) {
-          regions_.emplace_back(bytes * static_cast<std::size_t>(capacity_));
+          regions_.push_back(memory_->reserve(bytes * static_cast<std::size_t>(capacity_)));
         }
       }
       return;
@@ -80,7 +79,7 @@ void KvPool::grow() {
   free_.reserve(wanted);  // so that release() need not allocate
   released_.reserve(wanted);
   references_.reserve(wanted);
-  for (std::size_t i = 0; i < regions_.size(); ++i) regions_[i].grow(part_bytes_[i % kParts] * wanted);
+  for (std::size_t i = 0; i < regions_.size(); ++i) regions_[i]->grow(part_bytes_[i % kParts] * wanted);
   references_.resize(wanted, 0);
   for (auto page = static_cast<std::int32_t>(held); page < static_cast<std::int32_t>(wanted); ++page) {
     free_.push_back(page);
@@ -134,13 +133,13 @@ void KvPool::discard(std::int32_t first, std::int32_t last) noexcept {
     const std::size_t hole = bytes * static_cast<std::size_t>(end - begin);
     if (hole < kSmallestHole) continue;
     for (std::size_t i = part; i < regions_.size(); i += kParts) {
-      regions_[i].discard(bytes * static_cast<std::size_t>(begin), hole);
+      regions_[i]->discard(bytes * static_cast<std::size_t>(begin), hole);
     }
   }
 }
 
 std::byte* KvPool::rows(int layer, std::size_t part, std::int32_t page) const {
-  std::byte* base = regions_[static_cast<std::size_t>(layer) * kParts + part].data();
+  std::byte* base = regions_[static_cast<std::size_t>(layer) * kParts + part]->data();
   return base == nullptr ? nullptr : base + part_bytes_[part] * static_cast<std::size_t>(page);
 }
 
@@ -162,7 +161,7 @@ std::int32_t KvPool::copy(std::int32_t page, std::int64_t tokens) {
   for (int layer = 0; layer < layers_; ++layer) {
     for (std::size_t part = 0; part < kParts; ++part) {
       if (part_bytes_[part] == 0) continue;
-      std::memcpy(rows(layer, part, fresh), rows(layer, part, page), rows_bytes(part, tokens));
+      memory_->copy(rows(layer, part, fresh), rows(layer, part, page), rows_bytes(part, tokens));
     }
   }
   return fresh;
@@ -171,23 +170,25 @@ std::int32_t KvPool::copy(std::int32_t page, std::int64_t tokens) {
 void KvPool::pack(int layer, std::int32_t page, std::int64_t tokens, std::byte* out) const {
   for (std::size_t part = 0; part < kParts; ++part) {
     if (part_bytes_[part] == 0) continue;
-    std::memcpy(out, rows(layer, part, page), rows_bytes(part, tokens));
+    memory_->copy_out(out, rows(layer, part, page), rows_bytes(part, tokens));
     out += rows_bytes(part, tokens);
   }
+  memory_->finish();
 }
 
 void KvPool::unpack(int layer, std::int32_t page, std::int64_t tokens, const std::byte* in) {
   for (std::size_t part = 0; part < kParts; ++part) {
     if (part_bytes_[part] == 0) continue;
-    std::memcpy(rows(layer, part, page), in, rows_bytes(part, tokens));
+    memory_->copy_in(rows(layer, part, page), in, rows_bytes(part, tokens));
     in += rows_bytes(part, tokens);
   }
+  memory_->finish();
 }
 
 void KvPool::fill_zero(std::int32_t page) {
   for (int layer = 0; layer < layers_; ++layer) {
     for (std::size_t part = 0; part < kParts; ++part) {
-      if (part_bytes_[part] != 0) std::memset(rows(layer, part, page), 0, part_bytes_[part]);
+      if (part_bytes_[part] != 0) memory_->fill_zero(rows(layer, part, page), part_bytes_[part]);
     }
   }
 }

@@ -7,9 +7,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
-#include "base/virtual_memory.h"
+#include "parallel/kv_memory.h"
 
 namespace treeattn::parallel {
 
@@ -34,9 +35,10 @@ struct ChunkMemory {
 // Pages with reference counts. The lowest free page is taken first, so that the arrays stay short.
 class KvPool {
  public:
-  // Reserves addresses for twice the memory of the machine, or less where there are not so many. Throws InvalidArgument
-  // when that holds no page, std::bad_alloc.
-  KvPool(int layers, const TokenBytes& token_bytes, std::int64_t page_tokens);
+  // Reserves addresses for twice the memory there is, or less where there are not so many. Throws InvalidArgument when
+  // that holds no page, std::bad_alloc.
+  KvPool(int layers, const TokenBytes& token_bytes, std::int64_t page_tokens,
+         std::shared_ptr<KvMemory> memory = host_memory());
 
   // A page with one reference and undefined content. Throws Error when the addresses are used up, std::bad_alloc.
   std::int32_t take();
@@ -53,13 +55,15 @@ class KvPool {
   void unpack(int layer, std::int32_t page, std::int64_t tokens, const std::byte* in);
   void fill_zero(std::int32_t page);
 
-  // tokens is left 0. Page 0 is where the arrays begin.
+  // tokens is left 0. Page 0 is where the arrays begin. Addresses of the pool's memory, which may be a GPU's.
   ChunkMemory memory(int layer, std::int32_t page) const;
   std::int64_t pages() const { return static_cast<std::int64_t>(references_.size()); }  // the arrays hold
   std::int64_t used_pages() const { return used_; }
   std::size_t used_bytes() const { return static_cast<std::size_t>(used_) * page_bytes_; }
   const TokenBytes& token_bytes() const { return token_bytes_; }
   int layers() const { return layers_; }
+  KvMemory& backend() const { return *memory_; }
+  const std::shared_ptr<KvMemory>& shared_backend() const { return memory_; }
 
  private:
   static constexpr std::size_t kParts = 4;  // K, V and their scales
@@ -75,12 +79,13 @@ class KvPool {
   TokenBytes token_bytes_;
   std::array<std::size_t, kParts> part_bytes_{};  // of one page
   std::int64_t page_tokens_;
-  std::size_t page_bytes_ = 0;                // all layers and parts
-  std::int64_t capacity_ = 0;                 // pages
-  std::vector<base::VirtualMemory> regions_;  // [layers, kParts]
-  std::vector<std::int32_t> references_;      // [pages the arrays hold]
-  std::vector<std::int32_t> free_;            // a heap, lowest on top
-  std::vector<std::int32_t> released_;        // since the last trim; some may have been taken again
+  std::shared_ptr<KvMemory> memory_;
+  std::size_t page_bytes_ = 0;                          // all layers and parts
+  std::int64_t capacity_ = 0;                           // pages
+  std::vector<std::unique_ptr<GrowingArray>> regions_;  // [layers, kParts]
+  std::vector<std::int32_t> references_;                // [pages the arrays hold]
+  std::vector<std::int32_t> free_;                      // a heap, lowest on top
+  std::vector<std::int32_t> released_;                  // since the last trim; some may have been taken again
   std::int64_t used_ = 0;
 };
 

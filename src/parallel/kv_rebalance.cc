@@ -275,6 +275,7 @@ void KvStore::cut_to_common(Communicator& communicator) {
 std::vector<TokenRange> KvStore::adopt(std::shared_ptr<Communicator> survivors, plan::Shares shares) {
   // The numbering of the ranks changes with the shares: from here on the old communicator is of no use.
   communicator_ = std::move(survivors);
+  same_kernels_ = false;
   cut_to_common(*communicator_);
   return redistribute(*communicator_, std::move(shares), false);
 }

@@ -2,7 +2,7 @@
 #include "parallel/kv_ring.h"
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 #include <deque>
 #include <iterator>
 #include <utility>
@@ -18,7 +18,13 @@ constexpr std::size_t kPiecesPerShare = 16;
 
 }  // namespace
 
-// Pages that are not in the cache: those of other ranks. The views below address them like the cache's own.
+// Where a rank on a GPU puts the pages it computes with next; kept from piece to piece.
+struct KvRing::GpuPages {
+  std::array<std::unique_ptr<GrowingArray>, 4> arrays;
+};
+
+// Pages that are not in the cache: those of other ranks. The views below address them like the cache's own. They lie in
+// the host's memory, where messages come and go.
 class PageMemory {
  public:
   PageMemory(const KvCacheConfig& config, std::size_t pages)
@@ -41,19 +47,29 @@ class PageMemory {
     return out;
   }
 
-  // Fills in the views of a batch whose table and lengths are set.
-  void bind(KvBatch& batch) const {
+  using Parts = std::array<const std::byte*, 4>;
+
+  // K, V, K's scales, V's scales; null where there are none.
+  Parts parts() const {
+    const auto at = [](const base::Buffer& buffer) { return buffer.bytes() > 0 ? buffer.as<std::byte>() : nullptr; };
+    return {at(k_), at(v_), at(k_scales_), at(v_scales_)};
+  }
+  std::array<std::size_t, 4> part_bytes() const {
+    return {k_.bytes(), v_.bytes(), k_scales_.bytes(), v_scales_.bytes()};
+  }
+
+  // Fills in the views of a batch whose table and lengths are set, for pages that lie here, or in a copy elsewhere.
+  void bind(KvBatch& batch, const Parts& parts) const {
     const auto sequences = static_cast<std::int64_t>(batch.lengths.size());
     const auto slots = static_cast<std::int64_t>(batch.table.size()) / sequences;
-    const auto view = [&](const base::Buffer& rows, const base::Buffer& scales, DType type, std::int64_t dim) {
-      KvView out =
-          KvView::paged(rows.as<std::byte>(), type, static_cast<std::int64_t>(pages_), config_.order.chunk_tokens,
-                        config_.kv_heads, dim, sequences, slots, batch.table.data());
+    const auto view = [&](const std::byte* rows, const std::byte* scales, DType type, std::int64_t dim) {
+      KvView out = KvView::paged(rows, type, static_cast<std::int64_t>(pages_), config_.order.chunk_tokens,
+                                 config_.kv_heads, dim, sequences, slots, batch.table.data());
       out.tokens = *std::max_element(batch.lengths.begin(), batch.lengths.end());
-      return scales.bytes() > 0 ? out.with_scales(scales.as<float>()) : out;
+      return scales != nullptr ? out.with_scales(reinterpret_cast<const float*>(scales)) : out;
     };
-    batch.k = view(k_, k_scales_, config_.k_type, config_.k_dim);
-    batch.v = view(v_, v_scales_, config_.v_type, config_.v_dim);
+    batch.k = view(parts[0], parts[2], config_.k_type, config_.k_dim);
+    batch.v = view(parts[1], parts[3], config_.v_type, config_.v_dim);
   }
 
  private:
@@ -83,6 +99,8 @@ struct KvRing::Slot {
   std::vector<Request> receives;
   std::vector<Request> sends;
 };
+
+KvRing::~KvRing() = default;
 
 KvRing::KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequences)
     : store_(store), comm_(*store.communicator()), layer_(layer), sequences_(sequences.begin(), sequences.end()) {
@@ -158,7 +176,13 @@ std::vector<Request> KvRing::send(const RingPiece& piece, const std::shared_ptr<
       [&](std::span<std::byte> bytes) { return comm_.send(right_, bytes, memory); });
 }
 
+// From where the pages lie, or, where messages cannot reach that, from a copy.
 std::vector<Request> KvRing::send_own(const RingPiece& piece) {
+  if (store_.device() != nullptr) {
+    const auto memory = std::make_shared<PageMemory>(store_.config(), piece.pages.size());
+    copy_own(piece, *memory, 0);
+    return send(piece, memory, 0);
+  }
   return start_messages(
       piece, [&](const RingPiece::Page& page) { return store_.chunk(layer_, sequences_[page.sequence], page.chunk); },
       [&](std::span<std::byte> bytes) { return comm_.send(right_, bytes, store_.memory()); });
@@ -169,12 +193,15 @@ void KvRing::copy_own(const RingPiece& piece, PageMemory& memory, std::size_t fi
   for (const RingPiece::Page& page : piece.pages) {
     const auto from = spans_of(store_.chunk(layer_, sequences_[page.sequence], page.chunk), bytes);
     const auto to = spans_of(memory.page(first_page++, page.tokens), bytes);
-    for (std::size_t i = 0; i < from.size(); ++i) std::memcpy(to[i].data(), from[i].data(), to[i].size());
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      store_.pool().backend().copy_out(to[i].data(), from[i].data(), to[i].size());
+    }
   }
+  store_.pool().backend().finish();
 }
 
 // Pages lie in `memory` in the order of the pieces.
-KvBatch KvRing::batch_of(std::span<const RingPiece> pieces, const PageMemory& memory) const {
+KvBatch KvRing::batch_of(std::span<const RingPiece> pieces, const PageMemory& memory) {
   KvBatch batch;
   batch.lengths = lengths_;
   const std::int64_t longest = *std::max_element(lengths_.begin(), lengths_.end());
@@ -186,8 +213,27 @@ KvBatch KvRing::batch_of(std::span<const RingPiece> pieces, const PageMemory& me
       batch.table[page.sequence * slots + static_cast<std::size_t>(page.chunk)] = next++;
     }
   }
-  memory.bind(batch);
+  batch.device = store_.device();
+  memory.bind(batch, batch.device == nullptr ? memory.parts() : upload(memory));
   return batch;
+}
+
+// All of it; what holds no token is copied along. The last piece has been worked on when this one comes.
+std::array<const std::byte*, 4> KvRing::upload(const PageMemory& memory) {
+  KvMemory& backend = store_.pool().backend();
+  if (!on_gpu_) on_gpu_ = std::make_unique<GpuPages>();
+  PageMemory::Parts parts = memory.parts();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i] == nullptr) continue;
+    const std::size_t bytes = memory.part_bytes()[i];
+    auto& array = on_gpu_->arrays[i];
+    if (!array) array = backend.reserve(bytes);
+    array->grow(bytes);
+    backend.copy_in(array->data(), parts[i], bytes);
+    parts[i] = array->data();
+  }
+  backend.finish();
+  return parts;
 }
 
 void KvRing::pass_round(const Body& body) {

@@ -6,6 +6,7 @@
 // while the next ones are under way: communication hides behind computation as far as there is any.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -40,6 +41,7 @@ class KvRing {
 
   // Requires: every rank makes one for the same call, and the cache outlives it unchanged.
   KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequences);
+  ~KvRing();
 
   // Collective. Calls body for every piece there is, this rank's own first. Holds as much memory as the largest share.
   void pass_round(const Body& body);
@@ -48,6 +50,7 @@ class KvRing {
 
  private:
   struct Slot;
+  struct GpuPages;
 
   std::vector<RingPiece> pieces_of(int rank) const;
   template <class PageOf, class Start>
@@ -57,7 +60,8 @@ class KvRing {
   std::vector<Request> send(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory, std::size_t first_page);
   std::vector<Request> send_own(const RingPiece& piece);
   void copy_own(const RingPiece& piece, PageMemory& memory, std::size_t first_page) const;
-  KvBatch batch_of(std::span<const RingPiece> pieces, const PageMemory& memory) const;
+  KvBatch batch_of(std::span<const RingPiece> pieces, const PageMemory& memory);
+  std::array<const std::byte*, 4> upload(const PageMemory& memory);
 
   const KvStore& store_;
   Communicator& comm_;
@@ -70,6 +74,7 @@ class KvRing {
   std::vector<RingPiece> incoming_;  // in the order they arrive
   std::size_t largest_piece_ = 0;    // pages
   std::size_t most_pieces_ = 0;      // of one rank
+  std::unique_ptr<GpuPages> on_gpu_;
 };
 
 }  // namespace treeattn::parallel

@@ -90,11 +90,12 @@ std::vector<std::int64_t> tokens_of_pages(std::span<const LeafChunk> chunks) {
   return tokens;
 }
 
-KvStore::KvStore(std::shared_ptr<Communicator> communicator, const KvCacheConfig& config, plan::Shares shares)
+KvStore::KvStore(std::shared_ptr<Communicator> communicator, const KvCacheConfig& config, plan::Shares shares, int gpu)
     : communicator_(std::move(communicator)),
       config_(checked(config)),
       shares_(std::move(shares)),
-      pool_(std::make_shared<KvPool>(config.layers, parallel::token_bytes(config), config.order.chunk_tokens)) {
+      pool_(std::make_shared<KvPool>(config.layers, parallel::token_bytes(config), config.order.chunk_tokens,
+                                     memory_of(gpu))) {
   require(communicator_ != nullptr, "communicator = null; accepted: a group of ranks");
   require(shares_.ranks() == communicator_->size() && shares_.branches() == config_.order.branches,
           "shares of {} leaves over {} ranks; accepted: {} over {}", shares_.branches(), shares_.ranks(),
@@ -190,21 +191,38 @@ void KvStore::check_write(const KvView& k, const KvView& v) const {
   require(k.tokens == v.tokens, "k.tokens = {} differs from v.tokens = {}; accepted: equal values", k.tokens, v.tokens);
 }
 
-void KvStore::append(SequenceId sequence, const KvView& k, const KvView& v) {
+void KvStore::check_device(const char* call) const {
+  require(device() != nullptr, "{} on rank {}, whose pages are in the host's memory; accepted: a cache on a GPU", call,
+          communicator_->rank());
+}
+
+template <class Write>
+void KvStore::append_by(SequenceId sequence, const KvView& k, const KvView& v, const Write& write) {
   require(config_.layers == 1, "append with layers = {}; accepted: 1, else extend and write each layer",
           config_.layers);
   check_write(k, v);
   const std::int64_t before = length(sequence);
   extend(sequence, k.tokens);
   try {
-    write(sequence, 0, before, k, v);
+    write(before);
   } catch (...) {
     truncate(sequence, before);
     throw;
   }
 }
 
-void KvStore::write(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v) {
+void KvStore::append(SequenceId sequence, const KvView& k, const KvView& v) {
+  append_by(sequence, k, v, [&](std::int64_t before) { write(sequence, 0, before, k, v); });
+}
+
+void KvStore::append_from_device(SequenceId sequence, const KvView& k, const KvView& v, void* stream) {
+  check_device("append_from_device");
+  append_by(sequence, k, v, [&](std::int64_t before) { write_from_device(sequence, 0, before, k, v, stream); });
+}
+
+template <class StoreRows>
+void KvStore::store(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v,
+                    const StoreRows& rows) {
   Sequence& found = find(sequence);
   check_layer(layer);
   check_write(k, v);
@@ -231,13 +249,46 @@ void KvStore::write(SequenceId sequence, int layer, std::int64_t first, const Kv
       const ChunkMemory memory = pool_->memory(layer, page);
       const auto at = static_cast<std::size_t>(offset);
       const std::int64_t scale_at = offset * config_.kv_heads;
-      store_rows(k, token - first, count, config_.k_type, memory.k + at * bytes.k,
-                 memory.k_scales == nullptr ? nullptr : memory.k_scales + scale_at);
-      store_rows(v, token - first, count, config_.v_type, memory.v + at * bytes.v,
-                 memory.v_scales == nullptr ? nullptr : memory.v_scales + scale_at);
+      rows(k, token - first, count, config_.k_type, memory.k + at * bytes.k,
+           memory.k_scales == nullptr ? nullptr : memory.k_scales + scale_at);
+      rows(v, token - first, count, config_.v_type, memory.v + at * bytes.v,
+           memory.v_scales == nullptr ? nullptr : memory.v_scales + scale_at);
       token += count;
     }
   }
+}
+
+void KvStore::write(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v) {
+  if (device() == nullptr) return store(sequence, layer, first, k, v, store_rows);
+  // Converted here, then copied: what the host has it need not send wider than it is kept.
+  KvMemory& memory = pool_->backend();
+  std::vector<std::byte> staged;
+  std::vector<float> staged_scales;
+  store(sequence, layer, first, k, v,
+        [&](const KvView& source, std::int64_t token, std::int64_t count, DType type, std::byte* rows, float* scales) {
+          const auto elements = static_cast<std::size_t>(count * source.kv_heads * source.head_dim);
+          staged.resize(elements * dtype_size(type));
+          staged_scales.resize(scales == nullptr ? 0 : static_cast<std::size_t>(count * source.kv_heads));
+          store_rows(source, token, count, type, staged.data(), staged_scales.data());
+          memory.copy_in(rows, staged.data(), staged.size());
+          if (scales != nullptr) {
+            memory.copy_in(reinterpret_cast<std::byte*>(scales),
+                           reinterpret_cast<const std::byte*>(staged_scales.data()),
+                           staged_scales.size() * sizeof(float));
+          }
+          memory.finish();
+        });
+}
+
+void KvStore::write_from_device(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v,
+                                void* stream) {
+  check_device("write_from_device");
+  device()->wait_for(stream);
+  store(sequence, layer, first, k, v,
+        [&](const KvView& source, std::int64_t token, std::int64_t count, DType type, std::byte* rows, float* scales) {
+          device()->store_rows(source, token, count, type, rows, scales);
+        });
+  device()->hold_up(stream);
 }
 
 std::vector<TokenRange> KvStore::carried(SequenceId sequence, std::int64_t first, std::int64_t count) const {
@@ -264,6 +315,7 @@ std::int64_t KvStore::carried_tokens(SequenceId sequence) const {
 KvBatch KvStore::batch(int layer, std::span<const SequenceId> sequences) const {
   check_layer(layer);
   KvBatch batch;
+  batch.device = device();
   std::int64_t longest = 0;
   for (const SequenceId id : sequences) {
     batch.lengths.push_back(length(id));

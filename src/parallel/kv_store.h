@@ -25,8 +25,9 @@ namespace treeattn::parallel {
 struct KvBatch {
   KvView k;
   KvView v;
-  std::vector<std::int64_t> lengths;  // [batch] tokens of the whole sequence
-  std::vector<std::int32_t> table;    // [batch, chunks of the longest]
+  kernels::cuda::RankDevice* device = nullptr;  // the GPU that K and V are on; null: the host's memory
+  std::vector<std::int64_t> lengths;            // [batch] tokens of the whole sequence
+  std::vector<std::int32_t> table;              // [batch, chunks of the longest]
 };
 
 // One chunk of a leaf. Chunks of forks may share a page: the pages of a leaf are numbered in the order of first use.
@@ -59,11 +60,15 @@ class KvStore {
   static constexpr std::int64_t kMaxTokens = std::int64_t{1} << 60;
 
   // Checks the config. Requires shares of config.order.branches leaves over the ranks of the communicator.
-  KvStore(std::shared_ptr<Communicator> communicator, const KvCacheConfig& config, plan::Shares shares);
+  // gpu: where the pages lie; negative: in the host's memory.
+  KvStore(std::shared_ptr<Communicator> communicator, const KvCacheConfig& config, plan::Shares shares,
+          int gpu = KvCache::kHost);
 
   const KvCacheConfig& config() const { return config_; }
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
   const plan::Shares& shares() const { return shares_; }
+  // Null where the pages are in the host's memory.
+  kernels::cuda::RankDevice* device() const { return pool_->backend().device(); }
 
   SequenceId add_sequence();
   SequenceId fork(SequenceId sequence);
@@ -76,6 +81,9 @@ class KvStore {
   void append(SequenceId sequence, const KvView& k, const KvView& v);
   void extend(SequenceId sequence, std::int64_t tokens);
   void write(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v);
+  void append_from_device(SequenceId sequence, const KvView& k, const KvView& v, void* stream);
+  void write_from_device(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v,
+                         void* stream);
 
   std::vector<TokenRange> carried(SequenceId sequence, std::int64_t first, std::int64_t count) const;
   std::int64_t carried_tokens(SequenceId sequence) const;
@@ -83,8 +91,13 @@ class KvStore {
 
   // For the kernels. `pages` of the views are those the arrays hold, in use or not.
   KvBatch batch(int layer, std::span<const SequenceId> sequences) const;
-  // Requires that this rank carries the chunk. Not to be written to: a fork may share it.
+  // Requires that this rank carries the chunk. Not to be written to: a fork may share it. Addresses of the memory that
+  // the pages are in, which may be a GPU's.
   ChunkMemory chunk(int layer, SequenceId sequence, std::int64_t chunk) const;
+
+  // Whether all ranks compute with the same kernels: found out by the first attention call.
+  bool same_kernels() const { return same_kernels_; }
+  void found_same_kernels() const { same_kernels_ = true; }
 
   // Keeps the memory of all chunks alive while messages that are given up may still read it.
   std::shared_ptr<const void> memory() const { return pool_; }
@@ -123,6 +136,14 @@ class KvStore {
   bool carries(std::int64_t chunk) const;
   void check_layer(int layer) const;
   void check_write(const KvView& k, const KvView& v) const;
+  void check_device(const char* call) const;
+  // Stores what this rank carries: rows(source, first token of the source, tokens, type, where to, where its scales
+  // go), for K and for V.
+  template <class StoreRows>
+  void store(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v,
+             const StoreRows& rows);
+  template <class Write>
+  void append_by(SequenceId sequence, const KvView& k, const KvView& v, const Write& write);
   void cut(Sequence& sequence, std::int64_t chunks) noexcept;
   void cut_to_common(Communicator& communicator);
   std::vector<TokenRange> redistribute(Communicator& communicator, plan::Shares shares, bool all_must_be_there);
@@ -134,6 +155,7 @@ class KvStore {
   std::shared_ptr<KvPool> pool_;
   std::map<SequenceId, Sequence> sequences_;
   SequenceId next_ = 0;
+  mutable bool same_kernels_ = false;
 };
 
 }  // namespace treeattn::parallel

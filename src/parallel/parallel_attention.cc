@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "parallel/agree.h"
 #include "parallel/choose.h"
+#include "parallel/device_reduce.h"
 #include "parallel/ring_attention.h"
 #include "parallel/tree_attention.h"
 #include "treeattn/state.h"
@@ -45,6 +46,10 @@ void check_result(std::size_t rows, std::int64_t v_dim, std::span<const float> o
   require(lse.empty() || lse.size() == rows, "lse holds {} floats; accepted: 0 or rows = {}", lse.size(), rows);
 }
 
+std::string_view name_of(DeviceLink link) {
+  return link == DeviceLink::kHost ? "host" : link == DeviceLink::kNccl ? "nccl" : "peer";
+}
+
 // Sinks of some heads: finalize_states goes round them row by row.
 std::span<const float> sinks_of(std::span<const float> sinks, parallel::HeadRange heads) {
   if (sinks.empty()) return sinks;
@@ -65,7 +70,8 @@ struct ParallelAttention::Impl {
   std::optional<plan::Shares> shares;  // that the choices are for
   std::map<SizeKey, parallel::Choice> choices;
   std::string why;
-  bool same_kernels = false;  // on all ranks
+  std::unique_ptr<parallel::DeviceReducer> devices;  // made by the first call that needs it
+  std::optional<int> gpu;                            // that it is for
 
   const plan::Schedule& schedule_of(Strategy strategy) {
     auto found = schedules.find(strategy);
@@ -102,20 +108,24 @@ struct ParallelAttention::Impl {
     return found->second.strategy;
   }
 
-  // Bits are those of an instruction set. Collective, once.
-  void check_same_kernels() {
-    if (same_kernels || !options.canonical) return;
+  // Bits are those of an instruction set, or of the GPU's kernels. Collective, once for a cache.
+  void check_same_kernels(const parallel::KvStore& store) {
+    const bool on_gpus = options.link != DeviceLink::kHost;
+    if (store.same_kernels() || (!options.canonical && !on_gpus)) return;
     constexpr std::size_t kName = 32;
     std::array<char, kName> mine{};
-    active_isa().copy(mine.data(), kName - 1);
+    parallel::kernels_of(store).copy(mine.data(), kName - 1);
     const std::vector<std::array<char, kName>> all = parallel::gathered(*communicator, mine);
-    for (std::size_t r = 1; r < all.size(); ++r) {
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      require(!on_gpus || std::string_view(all[r].data()) == "CUDA",
+              "link = {} with rank {} computing with {}; accepted: a cache on GPUs, on every rank",
+              name_of(options.link), r, all[r].data());
       require(all[r] == all[0],
-              "rank {} computes with {} and rank 0 with {}; accepted: one instruction set on all ranks (TREEATTN_ISA), "
-              "or canonical = false",
+              "rank {} computes with {} and rank 0 with {}; accepted: GPUs on all ranks, or one instruction set "
+              "(TREEATTN_ISA), or canonical = false",
               r, all[r].data(), all[0].data());
     }
-    same_kernels = true;
+    store.found_same_kernels();
   }
 
   // Runs `work`, which returns the seconds spent attending, and reports on it.
@@ -129,6 +139,20 @@ struct ParallelAttention::Impl {
     const double all = std::chrono::duration<double>(Clock::now() - start).count();
     report.reduce_seconds = all - report.local_seconds;
     report.traffic = difference(communicator->traffic(), before);
+  }
+
+  // The root's states, from GPU to GPU.
+  SharedBuffer reduce_on_devices(const DecodeCall& call, Strategy strategy, ThreadPool& pool) {
+    if (!devices) devices = options.link == DeviceLink::kNccl ? parallel::nccl_reducer() : parallel::peer_reducer();
+    const ReduceContext context{*communicator, call.store.shares(), pool, options.canonical};
+    const StateShape shape = call.shape();
+    kernels::cuda::RankDevice& device = *call.store.device();
+    if (!gpu) gpu = device.gpu();
+    require(*gpu == device.gpu(), "a cache on GPU {}; accepted: {}, as in the first call", device.gpu(), *gpu);
+    SharedBuffer root = parallel::make_shared_buffer(shape.block_floats());
+    devices->reduce(strategy, schedule_of(strategy), context, shape, parallel::attend_on_device(call), device,
+                    root->as<float>());
+    return root;
   }
 
   // The root's states of all heads, or of this rank's.
@@ -167,7 +191,7 @@ void ParallelAttention::decode(const KvCache& cache, int layer, std::span<const 
   const std::size_t rows = static_cast<std::size_t>(q.batch * q.queries * (heads.last - heads.first));
   check_result(rows, config.v_dim, out, lse);
   parallel::check_call(call);  // before anything is sent
-  impl_->check_same_kernels();
+  impl_->check_same_kernels(cache.store());
 
   const Strategy strategy = impl_->strategy_for(call, pool);
   SharedBuffer root;
@@ -175,6 +199,8 @@ void ParallelAttention::decode(const KvCache& cache, int layer, std::span<const 
     double attending = 0;
     if (strategy == Strategy::kRing) {
       root = parallel::ring_decode(call, pool, attending);
+    } else if (impl_->options.link != DeviceLink::kHost && !by_heads) {
+      root = impl_->reduce_on_devices(call, strategy, pool);
     } else {
       const auto start = Clock::now();
       SharedBuffer own = parallel::attend_locally(call, pool);
@@ -202,7 +228,7 @@ void ParallelAttention::prefill(const KvCache& cache, int layer, SequenceId sequ
           q.queries, tokens, first, first + count);
   check_result(static_cast<std::size_t>(tokens * q.heads), config.v_dim, out, lse);
   const parallel::PrefillCall call{cache.store(), layer, sequence, q, queries, options};
-  impl_->check_same_kernels();
+  impl_->check_same_kernels(cache.store());
   impl_->reported(Strategy::kRing, [&] {
     double attending = 0;
     parallel::ring_prefill(call, gather_kv, out, lse, pool, attending);

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cpu/dispatch.h"
 #include "kernels/problem.h"
 #include "parallel/kv_ring.h"
 #include "treeattn/state.h"
@@ -33,12 +32,12 @@ struct QueryBlock {
   NodeStates states;
 };
 
-SharedBuffer attend(const AttentionInput& in, const AttentionOptions& options, const plan::NodeSet& nodes,
-                    ThreadPool& pool) {
+SharedBuffer attend(const KvBatch& batch, const AttentionInput& in, const AttentionOptions& options,
+                    const plan::NodeSet& nodes, ThreadPool& pool) {
   const kernels::Problem problem = kernels::make_problem(in, options, &nodes);
   SharedBuffer states =
       make_shared_buffer(nodes.size() * static_cast<std::size_t>(problem.rows()) * state_floats(in.v.head_dim));
-  kernels::attention_states_on(kernels::active_target(), problem, states->as<float>(), pool);
+  parallel::attend(batch, problem, states->as<float>(), pool);
   return states;
 }
 
@@ -70,7 +69,7 @@ SharedBuffer ring_decode(const DecodeCall& call, ThreadPool& pool, double& local
   NodeStates states(shape.rows, shape.row_floats, pool);
   KvRing(call.store, call.layer, call.sequences).pass_round([&](const KvBatch& batch, const plan::NodeSet& nodes) {
     const Stopwatch watch(local_seconds);
-    states.add(nodes, attend(input_of(call, batch), without_sinks(call.options), nodes, pool));
+    states.add(nodes, attend(batch, input_of(call, batch), without_sinks(call.options), nodes, pool));
   });
   SharedBuffer root = make_shared_buffer(shape.block_floats());
   states.pack(root->as<float>());
@@ -90,7 +89,7 @@ void ring_prefill(const PrefillCall& call, bool collect_first, std::span<float> 
       in.lengths = batch.lengths;
       in.first_query = {&block.first, 1};
       in.order = call.store.config().order;
-      block.states.add(nodes, attend(in, without_sinks(call.options), nodes, pool));
+      block.states.add(nodes, attend(batch, in, without_sinks(call.options), nodes, pool));
     }
   };
   KvRing ring(call.store, call.layer, {&call.sequence, 1});

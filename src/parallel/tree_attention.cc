@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "kernels/cpu/dispatch.h"
-#include "kernels/problem.h"
 #include "plan/tree_order.h"
 #include "treeattn/state.h"
 
@@ -15,6 +14,13 @@ namespace treeattn::parallel {
 StateShape DecodeCall::shape() const {
   return {static_cast<std::size_t>(q.batch * q.queries * q.heads), state_floats(store.config().v_dim)};
 }
+
+void attend(const KvBatch& batch, const kernels::Problem& problem, float* states, ThreadPool& pool) {
+  if (batch.device != nullptr) return batch.device->attend(problem, states);
+  kernels::attention_states_on(kernels::active_target(), problem, states, pool);
+}
+
+std::string_view kernels_of(const KvStore& store) { return store.device() != nullptr ? "CUDA" : active_isa(); }
 
 AttentionInput input_of(const DecodeCall& call, const KvBatch& batch) {
   AttentionInput in;
@@ -58,8 +64,14 @@ SharedBuffer attend_locally(const DecodeCall& call, ThreadPool& pool) {
   const plan::NodeSet& nodes = call.store.shares().nodes_of(call.store.communicator()->rank());
   const kernels::Problem problem = kernels::make_problem(input_of(call, batch), without_sinks(call.options), &nodes);
   SharedBuffer states = make_shared_buffer(nodes.size() * call.shape().block_floats());
-  kernels::attention_states_on(kernels::active_target(), problem, states->as<float>(), pool);
+  attend(batch, problem, states->as<float>(), pool);
   return states;
+}
+
+float* attend_on_device(const DecodeCall& call) {
+  const KvBatch batch = call.store.batch(call.layer, call.sequences);
+  const plan::NodeSet& nodes = call.store.shares().nodes_of(call.store.communicator()->rank());
+  return batch.device->attend(kernels::make_problem(input_of(call, batch), without_sinks(call.options), &nodes));
 }
 
 SharedBuffer reduce_states(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context,

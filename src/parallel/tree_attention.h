@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
+#include "kernels/problem.h"
 #include "parallel/kv_store.h"
 #include "parallel/reduce.h"
 #include "plan/schedule.h"
@@ -26,6 +28,12 @@ struct DecodeCall {
   StateShape shape() const;
 };
 
+// States [problem.nodes, rows] into the host's memory, computed where the batch lies: on its GPU, or here by the pool.
+void attend(const KvBatch& batch, const kernels::Problem& problem, float* states, ThreadPool& pool);
+// What computes the states of this rank: the name of an instruction set, or "CUDA". Ranks with the same name make the
+// same bits.
+std::string_view kernels_of(const KvStore& store);
+
 // The attention call on one batch of keys, without the sinks, which finalize adds once.
 AttentionInput input_of(const DecodeCall& call, const KvBatch& batch);
 AttentionOptions without_sinks(AttentionOptions options);
@@ -38,6 +46,9 @@ std::vector<std::uint64_t> kv_bytes_of_ranks(const KvStore& store, std::span<con
 
 // The leaves: states [nodes of this rank, rows] of what this rank carries.
 SharedBuffer attend_locally(const DecodeCall& call, ThreadPool& pool);
+
+// The same, left on this rank's GPU; null where this rank carries nothing. Requires a cache on a GPU.
+float* attend_on_device(const DecodeCall& call);
 
 // The tree: from these to the root's state, on every rank. Any strategy but kRing and kAuto; `schedule` is this rank's
 // view of it for those that have one.

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/plan_parts.h"
 #include "kernels/cuda/tensor_map.h"
-#include "kernels/cuda/work.h"
 #include "treeattn/cuda.h"
 #include "treeattn/error.h"
 
@@ -21,58 +21,24 @@ void check(cudaError_t error, const char* what) {
   throw Unavailable(fmt::format("{}: {}", what, cudaGetErrorString(error)));
 }
 
+DeviceBuffer::DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  const cudaError_t error = cudaMalloc(&data_, bytes);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    std::size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    throw Unavailable(fmt::format("{} bytes of GPU memory wanted, {} of {} free", bytes, free, total));
+  }
+  check(error, "allocation of GPU memory");
+}
+
 namespace {
 
-// Device memory that is freed with its owner.
-class DeviceBuffer {
- public:
-  DeviceBuffer() = default;
-  explicit DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
-    if (bytes == 0) return;
-    const cudaError_t error = cudaMalloc(&data_, bytes);
-    if (error == cudaErrorMemoryAllocation) {
-      cudaGetLastError();
-      std::size_t free = 0, total = 0;
-      cudaMemGetInfo(&free, &total);
-      throw Unavailable(fmt::format("{} bytes of GPU memory wanted, {} of {} free", bytes, free, total));
-    }
-    check(error, "allocation of GPU memory");
-  }
-  ~DeviceBuffer() { cudaFree(data_); }
-  DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-
-  // A copy of host memory; null for none.
-  template <class T>
-  static DeviceBuffer copy_of(const T* from, std::size_t count) {
-    DeviceBuffer out(count * sizeof(T));
-    if (count > 0) check(cudaMemcpy(out.data_, from, count * sizeof(T), cudaMemcpyHostToDevice), "copy to the GPU");
-    return out;
-  }
-
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  void swap(DeviceBuffer& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-  }
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
-DeviceKv device_kv(const KvView& view, const DeviceBuffer& table) {
+DeviceKv device_kv(const KvView& view) {
   DeviceKv out;
   out.data = static_cast<const std::byte*>(view.data);
   out.scales = view.scales;
-  out.page_table = table.as<std::int32_t>();
   out.batch_stride = view.batch_stride;
   out.token_stride = view.token_stride;
   out.head_stride = view.head_stride;
@@ -94,6 +60,72 @@ DeviceBuffer upload_table(const KvView& view) {
 }
 
 }  // namespace
+
+AttentionParams params_of(const Problem& problem) {
+  AttentionParams p;
+  p.q = static_cast<const std::byte*>(problem.q.data);
+  p.q_batch_stride = problem.q.batch_stride;
+  p.q_query_stride = problem.q.query_stride;
+  p.q_head_stride = problem.q.head_stride;
+  p.q_dtype = problem.q.dtype;
+  p.k = device_kv(problem.k);
+  p.v = device_kv(problem.v);
+  p.first_key = problem.first_key;
+  p.most_tokens = problem.k.tokens;
+  p.queries = static_cast<int>(problem.q.queries);
+  p.heads = static_cast<int>(problem.q.heads);
+  p.kv_heads = static_cast<int>(problem.k.kv_heads);
+  p.heads_per_kv = static_cast<int>(problem.group());
+  p.scale = problem.scale;
+  p.softcap = problem.softcap;
+  p.causal = problem.causal;
+  p.window = problem.window;
+  p.order = problem.order;
+  p.rows = problem.rows();
+  if (p.order.placement == Placement::kContiguous) {
+    p.leaf_chunks =
+        static_cast<int>(std::min<std::int64_t>(p.order.branch_tokens / p.order.chunk_tokens, std::int64_t{1} << 24));
+  }
+  return p;
+}
+
+std::size_t workspace_floats(const Problem& problem, const Work& work) {
+  return work.items.size() * static_cast<std::size_t>(work.rows_per_item) *
+         static_cast<std::size_t>(row_state_floats(static_cast<int>(problem.v.head_dim)));
+}
+
+Launch prepare_launch(const Problem& problem, int multiprocessors, AttentionParams& params) {
+  const int rows = static_cast<int>(std::min<std::int64_t>(problem.group() * problem.q.queries, 16));
+  Launch launch = find_decode_mma(params, rows);
+  if (launch.kernel == nullptr) launch = find_generic(params, rows);
+  if (launch.tile > 0) {
+    params.tensor_copies = make_tensor_map(problem.k, problem.first_key, launch.tile, params.k_map) &&
+                           make_tensor_map(problem.v, problem.first_key, launch.tile, params.v_map);
+  }
+  // As much as the GPU gives, and not what this call needs: another thread may be about to start the same kernel.
+  const void* kernel = reinterpret_cast<const void*>(launch.kernel);
+  cudaFuncAttributes attributes{};
+  int gpu = 0, most = 0, resident = 0;
+  check(cudaGetDevice(&gpu), "current GPU");
+  check(cudaFuncGetAttributes(&attributes, kernel), "loading of the kernel");
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu), "shared memory of the GPU");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             most - static_cast<int>(attributes.sharedSizeBytes)),
+        "shared memory of the kernel");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, launch.threads, launch.shared_bytes),
+        "blocks of a multiprocessor");
+  launch.slots = std::max(1, resident) * multiprocessors;
+  return launch;
+}
+
+void start(const Launch& launch, AttentionParams& params, std::size_t items, void* stream) {
+  void* arguments[] = {&params};
+  check(cudaLaunchKernel(reinterpret_cast<const void*>(launch.kernel), static_cast<unsigned>(items),
+                         static_cast<unsigned>(launch.threads), arguments, launch.shared_bytes,
+                         static_cast<cudaStream_t>(stream)),
+        "launch");
+}
+
 }  // namespace kernels::cuda
 
 using kernels::cuda::check;
@@ -107,14 +139,8 @@ struct CudaPlan::Impl {
   DeviceBuffer k_table, v_table, lengths, first_query, slopes, sinks, item_list, groups, states, arrived;
 
   void run(void* stream) {
-    int current = 0;
-    check(cudaGetDevice(&current), "current GPU");
-    if (current != device) check(cudaSetDevice(device), "choice of the GPU");
-    void* arguments[] = {&params};
-    check(cudaLaunchKernel(reinterpret_cast<const void*>(launch.kernel), static_cast<unsigned>(items),
-                           static_cast<unsigned>(launch.threads), arguments, launch.shared_bytes,
-                           static_cast<cudaStream_t>(stream)),
-          "launch");
+    const kernels::cuda::UseDevice use(device);
+    kernels::cuda::start(launch, params, static_cast<std::size_t>(items), stream);
   }
 };
 
@@ -127,7 +153,7 @@ CudaPlan::CudaPlan(int device, const AttentionInput& in, const AttentionOptions&
   if (device < 0 || device >= static_cast<int>(devices.size())) {
     throw Unavailable(fmt::format("GPU {}; accepted: 0 to {}", device, devices.size() - 1));
   }
-  check(cudaSetDevice(device), "choice of the GPU");
+  const kernels::cuda::UseDevice use(device);
   Impl& plan = *impl_;
   plan.device = device;
   const auto upload = [](const auto& values) { return DeviceBuffer::copy_of(values.data(), values.size()); };
@@ -138,57 +164,23 @@ CudaPlan::CudaPlan(int device, const AttentionInput& in, const AttentionOptions&
   plan.slopes = upload(problem.alibi_slopes);
   plan.sinks = upload(problem.sinks);
   kernels::cuda::AttentionParams& p = plan.params;
-  p.q = static_cast<const std::byte*>(problem.q.data);
-  p.q_batch_stride = problem.q.batch_stride;
-  p.q_query_stride = problem.q.query_stride;
-  p.q_head_stride = problem.q.head_stride;
-  p.q_dtype = problem.q.dtype;
-  p.k = kernels::cuda::device_kv(problem.k, plan.k_table);
-  p.v = kernels::cuda::device_kv(problem.v, plan.v_table);
+  p = kernels::cuda::params_of(problem);
+  p.k.page_table = plan.k_table.as<std::int32_t>();
+  p.v.page_table = plan.v_table.as<std::int32_t>();
   p.lengths = plan.lengths.as<std::int64_t>();
   p.first_query = plan.first_query.as<std::int64_t>();
-  p.first_key = problem.first_key;
-  p.most_tokens = problem.k.tokens;
-  p.queries = static_cast<int>(problem.q.queries);
-  p.heads = static_cast<int>(problem.q.heads);
-  p.kv_heads = static_cast<int>(problem.k.kv_heads);
-  p.heads_per_kv = static_cast<int>(problem.group());
-  p.scale = problem.scale;
-  p.softcap = problem.softcap;
   p.alibi_slopes = plan.slopes.as<float>();
   p.sinks = plan.sinks.as<float>();
-  p.causal = problem.causal;
-  p.window = problem.window;
-  p.order = problem.order;
-  p.rows = problem.rows();
-  if (p.order.placement == Placement::kContiguous) {
-    p.leaf_chunks =
-        static_cast<int>(std::min<std::int64_t>(p.order.branch_tokens / p.order.chunk_tokens, std::int64_t{1} << 24));
-  }
-  const int rows = static_cast<int>(std::min<std::int64_t>(problem.group() * problem.q.queries, 16));
-  plan.launch = kernels::cuda::find_decode_mma(p, rows);
-  if (plan.launch.kernel == nullptr) plan.launch = kernels::cuda::find_generic(p, rows);
-  if (plan.launch.tile > 0) {
-    p.tensor_copies = kernels::cuda::make_tensor_map(problem.k, problem.first_key, plan.launch.tile, p.k_map) &&
-                      kernels::cuda::make_tensor_map(problem.v, problem.first_key, plan.launch.tile, p.v_map);
-  }
-  const auto* kernel = reinterpret_cast<const void*>(plan.launch.kernel);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(plan.launch.shared_bytes)),
-        "shared memory of the kernel");
-  int resident = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, plan.launch.threads, plan.launch.shared_bytes),
-        "blocks of a multiprocessor");
-  const int slots = std::max(1, resident) * devices[static_cast<std::size_t>(device)].multiprocessors;
+  plan.launch = kernels::cuda::prepare_launch(problem, devices[static_cast<std::size_t>(device)].multiprocessors, p);
 
-  const kernels::cuda::Work work = kernels::cuda::split_work(problem, plan.launch.limits, slots);
+  const kernels::cuda::Work work = kernels::cuda::split_work(problem, plan.launch.limits, plan.launch.slots);
   plan.items = static_cast<int>(work.items.size());
   plan.item_list = upload(work.items);
   plan.groups = upload(work.groups);
-  plan.states = DeviceBuffer(work.items.size() * static_cast<std::size_t>(work.rows_per_item) *
-                             (static_cast<std::size_t>(problem.v.head_dim) + 4) * sizeof(float));
+  plan.states = DeviceBuffer(kernels::cuda::workspace_floats(problem, work) * sizeof(float));
   plan.arrived = DeviceBuffer(work.groups.size() * sizeof(unsigned));
   check(cudaMemset(plan.arrived.as<unsigned>(), 0, plan.arrived.bytes()), "clearing of counters");
+  check(cudaStreamSynchronize(cudaStreamLegacy), "clearing of counters");  // before any stream of the caller's
 
   p.items = plan.item_list.as<kernels::cuda::WorkItem>();
   p.groups = plan.groups.as<kernels::cuda::MergeGroup>();

@@ -18,7 +18,8 @@ struct Launch {
   std::size_t shared_bytes = 0;
   const char* name = "";
   ItemLimits limits;
-  int tile = 0;  // keys of a piece, where tensor copies can bring them
+  int tile = 0;   // keys of a piece, where tensor copies can bring them
+  int slots = 0;  // blocks that run at the same time
 };
 
 // Parts of find_decode_mma.

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a block ends: it stores the state of its node, and the last block of a group merges them all. No second launch,
 // no host in between.
-//
-// Inside the kernels the state of a row is [o, m, l, two unused floats]: o can then be moved four floats at a time.
 #pragma once
 
 #include "kernels/cuda/device_rows.cuh"
 #include "merge/operator.h"
 
 namespace treeattn::kernels::cuda {
-
-__host__ __device__ constexpr int row_state_floats(int v_dim) { return v_dim + 4; }
 
 // Whether the state of leaf `before` waits on when `leaf` is done and `next` (-1: none) follows: a later leaf then
 // belongs between the two and their merge.

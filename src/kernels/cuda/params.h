@@ -22,6 +22,9 @@ struct DeviceKv {
   DType dtype = DType::kFloat32;
 };
 
+// Inside the kernels the state of a row is [o, m, l, two unused floats]: o can then be moved four floats at a time.
+constexpr int row_state_floats(int v_dim) { return v_dim + 4; }
+
 // A description for the copy engine, opaque: CUtensorMap.
 struct alignas(128) TensorMap {
   std::uint64_t words[16] = {};
@@ -94,7 +97,7 @@ struct AttentionParams {
   const WorkItem* items = nullptr;
   const MergeGroup* groups = nullptr;
   int rows_per_item = 0;         // rows of the largest item; the stride of item_states
-  float* item_states = nullptr;  // [items, rows_per_item, v_dim + 4] as in merge_tail.cuh
+  float* item_states = nullptr;  // [items, rows_per_item, row_state_floats]
   unsigned* arrived = nullptr;   // [groups] zero between calls
   // One of the two: the states of every node asked for, or the finished result of the whole tree.
   float* states = nullptr;  // [nodes, batch, queries, heads, v_dim + 2]

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/tcp_mesh.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "treeattn/error.h"
+
+namespace treeattn::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using base::require;
+
+constexpr std::uint32_t kMagic = 0x74726565;  // "tree"
+constexpr std::chrono::milliseconds kRetry{20};
+
+// What a rank says of itself, and what rank 0 says of all.
+struct Card {
+  std::uint32_t magic = kMagic;
+  std::int32_t rank = 0;
+  std::int32_t size = 0;
+  std::int32_t port = 0;           // that it listens on
+  std::array<char, 64> address{};  // as rank 0 sees it
+  std::array<char, 64> machine{};
+};
+
+// All that has to be done by then.
+class Deadline {
+ public:
+  explicit Deadline(Seconds within)
+      : end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(within, Seconds(1e6)))) {}
+  int milliseconds() const {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end_ - Clock::now()).count();
+    return static_cast<int>(std::clamp<long long>(left, 0, 1 << 30));
+  }
+  bool over() const { return Clock::now() >= end_; }
+
+ private:
+  Clock::time_point end_;
+};
+
+[[noreturn]] void fail(const std::string& what) {
+  throw Unavailable(fmt::format("tcp_communicator: {}: {}", what, std::strerror(errno)));
+}
+
+[[noreturn]] void late(const std::string& what) {
+  throw Unavailable(fmt::format("tcp_communicator: {} within the deadline", what));
+}
+
+void set_options(int fd) {
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL, 0) | O_NONBLOCK);
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+void wait_until(int fd, short events, const Deadline& deadline, const std::string& what) {
+  pollfd entry{fd, events, 0};
+  for (;;) {
+    const int ready = ::poll(&entry, 1, deadline.milliseconds());
+    if (ready > 0) return;
+    if (ready == 0) late(what);
+    if (errno != EINTR) fail(what);
+  }
+}
+
+void send_all(int fd, std::span<const std::byte> data, const Deadline& deadline, const std::string& what) {
+  while (!data.empty()) {
+    const ssize_t sent = ::send(fd, data.data(), data.size(), MSG_NOSIGNAL);
+    if (sent > 0) {
+      data = data.subspan(static_cast<std::size_t>(sent));
+    } else if (errno == EAGAIN || errno == EINTR) {
+      wait_until(fd, POLLOUT, deadline, what);
+    } else {
+      fail(what);
+    }
+  }
+}
+
+// False when the other side has gone.
+bool receive_all(int fd, std::span<std::byte> data, const Deadline& deadline, const std::string& what) {
+  while (!data.empty()) {
+    const ssize_t got = ::recv(fd, data.data(), data.size(), 0);
+    if (got > 0) {
+      data = data.subspan(static_cast<std::size_t>(got));
+    } else if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+      wait_until(fd, POLLIN, deadline, what);
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+template <class T>
+std::span<std::byte> bytes_of(T& value) {
+  return std::as_writable_bytes(std::span(&value, 1));
+}
+
+struct Addresses {
+  addrinfo* list = nullptr;
+  Addresses(const std::string& host, int port, bool passive) {
+    addrinfo hints{};
+    hints.ai_family = AF_UNSPEC;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = passive ? AI_PASSIVE : 0;
+    const int code = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &list);
+    if (code != 0) throw Unavailable(fmt::format("tcp_communicator: address {}: {}", host, ::gai_strerror(code)));
+  }
+  ~Addresses() { ::freeaddrinfo(list); }
+  Addresses(const Addresses&) = delete;
+  Addresses& operator=(const Addresses&) = delete;
+};
+
+// On all interfaces; port 0: any free one.
+Socket listen_on(int port, int backlog) {
+  const Addresses addresses("", port, true);
+  for (const addrinfo* a = addresses.list; a != nullptr; a = a->ai_next) {
+    Socket socket(::socket(a->ai_family, a->ai_socktype, a->ai_protocol));
+    if (!socket.open()) continue;
+    const int on = 1;
+    ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (::bind(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(socket.fd(), backlog) == 0) {
+      set_options(socket.fd());
+      return socket;
+    }
+  }
+  fail(fmt::format("port {}", port));
+}
+
+int port_of(const Socket& socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &size) != 0) fail("own port");
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+// Again and again: the other side may not be there yet.
+Socket connect_to(const std::string& host, int port, const Deadline& deadline) {
+  const std::string what = fmt::format("no answer from {}:{}", host, port);
+  for (;;) {
+    const Addresses addresses(host, port, false);
+    for (const addrinfo* a = addresses.list; a != nullptr; a = a->ai_next) {
+      Socket socket(::socket(a->ai_family, a->ai_socktype, a->ai_protocol));
+      if (!socket.open()) continue;
+      set_options(socket.fd());
+      if (::connect(socket.fd(), a->ai_addr, a->ai_addrlen) != 0 && errno != EINPROGRESS) continue;
+      wait_until(socket.fd(), POLLOUT, deadline, what);
+      int error = 0;
+      socklen_t size = sizeof error;
+      ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+      if (error == 0) return socket;
+    }
+    if (deadline.over()) late(what);
+    std::this_thread::sleep_for(kRetry);
+  }
+}
+
+// The next one that comes, and where it comes from.
+Socket accept_from(const Socket& listening, const Deadline& deadline, const std::string& what, std::string& address) {
+  for (;;) {
+    sockaddr_storage from{};
+    socklen_t size = sizeof from;
+    Socket socket(::accept(listening.fd(), reinterpret_cast<sockaddr*>(&from), &size));
+    if (socket.open()) {
+      set_options(socket.fd());
+      char text[NI_MAXHOST] = {};
+      ::getnameinfo(reinterpret_cast<sockaddr*>(&from), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+      address = text;
+      return socket;
+    }
+    if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) fail(what);
+    wait_until(listening.fd(), POLLIN, deadline, what);
+  }
+}
+
+std::string this_machine() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  if (!id.empty()) return id;
+  char name[64] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+void put(std::array<char, 64>& field, const std::string& text) { text.copy(field.data(), field.size() - 1); }
+
+// Rank 0: hears of everyone, then tells everyone of all.
+std::vector<Card> collect(const Socket& listening, const Card& mine, const Deadline& deadline) {
+  const auto size = static_cast<std::size_t>(mine.size);
+  std::vector<Card> cards(size);
+  std::vector<Socket> others(size);
+  cards[0] = mine;
+  for (std::size_t have = 1; have < size;) {
+    const std::string what = fmt::format("{} of {} ranks came", have, size);
+    std::string address;
+    Socket socket = accept_from(listening, deadline, what, address);
+    Card card;
+    // Whoever else knocks at the port is sent away.
+    if (!receive_all(socket.fd(), bytes_of(card), deadline, what) || card.magic != kMagic) continue;
+    require(card.size == mine.size && card.rank > 0 && card.rank < mine.size,
+            "a rank {} of {} came to a group of {}; accepted: ranks 1 to {} of that size", card.rank, card.size,
+            mine.size, mine.size - 1);
+    auto& place = others[static_cast<std::size_t>(card.rank)];
+    require(!place.open(), "rank {} came twice; accepted: every RANK once", card.rank);
+    put(card.address, address);
+    cards[static_cast<std::size_t>(card.rank)] = card;
+    place = std::move(socket);
+    ++have;
+  }
+  for (std::size_t r = 1; r < size; ++r) {
+    send_all(others[r].fd(), std::as_bytes(std::span(cards)), deadline, "table of ranks");
+  }
+  return cards;
+}
+
+std::vector<Card> report(const TcpPlace& place, const Card& mine, const Deadline& deadline) {
+  std::vector<Card> cards(static_cast<std::size_t>(mine.size));
+  const Socket socket = connect_to(place.address, place.port, deadline);
+  Card card = mine;
+  send_all(socket.fd(), bytes_of(card), deadline, "report to rank 0");
+  if (!receive_all(socket.fd(), std::as_writable_bytes(std::span(cards)), deadline, "no table of ranks from rank 0")) {
+    throw Unavailable("tcp_communicator: rank 0 has gone before all ranks had come");
+  }
+  put(cards[0].address, place.address);
+  return cards;
+}
+
+}  // namespace
+
+Socket::~Socket() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Socket& Socket::operator=(Socket&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {
+  require(place.size >= 1, "size = {}; accepted: 1 or more", place.size);
+  require(place.rank >= 0 && place.rank < place.size, "rank = {}; accepted: 0 to {}", place.rank, place.size - 1);
+  require(place.port >= 1 && place.port <= 65535, "port = {}; accepted: 1 to 65535", place.port);
+  const Deadline deadline(within);
+  const auto size = static_cast<std::size_t>(place.size);
+  TcpMesh mesh;
+  mesh.sockets.resize(size);
+  mesh.machine.assign(size, this_machine());
+  if (place.size == 1) return mesh;
+
+  const Socket listening = listen_on(0, place.size);
+  Card mine;
+  mine.rank = place.rank;
+  mine.size = place.size;
+  mine.port = port_of(listening);
+  put(mine.machine, mesh.machine.front());
+  const std::vector<Card> cards =
+      place.rank == 0 ? collect(listen_on(place.port, place.size), mine, deadline) : report(place, mine, deadline);
+  for (std::size_t r = 0; r < size; ++r) mesh.machine[r] = cards[r].machine.data();
+  // The higher rank calls, the lower one answers.
+  for (int r = 0; r < place.rank; ++r) {
+    const Card& other = cards[static_cast<std::size_t>(r)];
+    Socket socket = connect_to(other.address.data(), other.port, deadline);
+    Card card = mine;
+    send_all(socket.fd(), bytes_of(card), deadline, "greeting");
+    mesh.sockets[static_cast<std::size_t>(r)] = std::move(socket);
+  }
+  for (int have = place.rank + 1; have < place.size;) {
+    std::string address;
+    Socket socket = accept_from(listening, deadline, fmt::format("{} of {} ranks connected", have, size), address);
+    Card card;
+    if (!receive_all(socket.fd(), bytes_of(card), deadline, "greeting") || card.magic != kMagic) continue;
+    if (card.rank <= place.rank || card.rank >= place.size) continue;
+    mesh.sockets[static_cast<std::size_t>(card.rank)] = std::move(socket);
+    ++have;
+  }
+  return mesh;
+}
+
+}  // namespace treeattn::comm

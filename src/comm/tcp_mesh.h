@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// How ranks that are processes find each other: rank 0 listens where all know it, collects where the others listen,
+// tells them, and then every two ranks have a connection.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "treeattn/communicator.h"
+
+namespace treeattn::comm {
+
+// A file descriptor that is closed with its owner. Movable.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}
+  ~Socket();
+  Socket(Socket&& other) noexcept : fd_(other.release()) {}
+  Socket& operator=(Socket&& other) noexcept;
+  int fd() const { return fd_; }
+  bool open() const { return fd_ >= 0; }
+  int release() {
+    const int fd = fd_;
+    fd_ = -1;
+    return fd;
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+struct TcpMesh {
+  std::vector<Socket> sockets;       // [size] to each rank, non-blocking; closed at this rank's own place
+  std::vector<std::string> machine;  // [size] what names the machine a rank runs on
+};
+
+// Collective. Throws InvalidArgument for a bad place, Unavailable when the others are not there within the deadline or
+// the network says no.
+TcpMesh connect_mesh(const TcpPlace& place, Seconds deadline);
+
+}  // namespace treeattn::comm

@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that are processes connected by TCP: one connection for every two ranks, no thread of its own. Whoever tests or
+// waits moves all messages along.
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <utility>
+
+#include "base/check.h"
+#include "comm/tcp_mesh.h"
+#include "comm/topology.h"
+#include "comm/transport.h"
+#include "treeattn/communicator.h"
+#include "treeattn/error.h"
+
+namespace treeattn::comm {
+namespace {
+
+// Before every message on the wire; a note has tag kNote.
+struct Header {
+  std::int32_t tag = 0;
+  std::uint32_t reserved = 0;
+  std::uint64_t bytes = 0;
+};
+constexpr std::int32_t kNote = -1;
+// Smaller ones are copied when they are sent, and done.
+constexpr std::size_t kCopyUpTo = std::size_t{64} << 10;
+// How often a waiting rank polls without sleeping, and how long it then sleeps at most.
+constexpr int kPolls = 64;
+constexpr int kNapMilliseconds = 5;
+constexpr std::chrono::milliseconds kFlushFor{200};
+
+struct TcpSend final : Operation {
+  bool done = false;
+};
+
+struct TcpReceive final : Operation {
+  int from = 0;
+  int tag = 0;
+  std::span<std::byte> data;
+  bool done = false;
+  bool wrong_size = false;
+  std::size_t came = 0;  // bytes of a message of another size
+};
+
+// A message on its way out. `copy` is used where the sender's memory may go before it is sent.
+struct Outgoing {
+  Header header;
+  std::span<const std::byte> data;
+  std::vector<std::byte> copy;
+  std::shared_ptr<TcpSend> operation;  // null: a note, or copied
+  std::size_t sent = 0;                // header included
+};
+
+// A message that nobody has asked for yet.
+struct Unasked {
+  int tag = 0;
+  std::vector<std::byte> data;
+};
+
+// One connection.
+struct Peer {
+  Socket socket;
+  std::deque<Outgoing> out;
+  std::deque<Unasked> unasked;
+  bool gone = false;
+
+  // The message that is coming in.
+  Header header;
+  std::size_t header_bytes = 0;   // of it, that are here
+  std::size_t data_bytes = 0;     // of its content
+  TcpReceive* receive = nullptr;  // where the content goes; null: to `content`
+  std::vector<std::byte> content;
+};
+
+class TcpTransport final : public Transport {
+ public:
+  TcpTransport(int rank, TcpMesh mesh, const std::vector<int>& nodes) : rank_(rank), peers_(mesh.sockets.size()) {
+    std::vector<int> found(mesh.machine.size());
+    for (std::size_t r = 0; r < found.size(); ++r) {
+      const auto same = std::find(mesh.machine.begin(), mesh.machine.end(), mesh.machine[r]);
+      found[r] = static_cast<int>(same - mesh.machine.begin());
+      peers_[r].socket = std::move(mesh.sockets[r]);
+    }
+    nodes_ = choose_nodes(nodes, found);
+  }
+
+  // What was sent is with the kernel, which delivers it. Notes may still lie here.
+  ~TcpTransport() override {
+    const auto end = std::chrono::steady_clock::now() + kFlushFor;
+    const auto waiting = [&] {
+      return std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return !p.gone && !p.out.empty(); });
+    };
+    while (waiting() && !broken_ && std::chrono::steady_clock::now() < end) {
+      move_all();
+      wait(1);
+    }
+    move_all();  // a connection closed with unread bytes would take back what the other side has not read yet
+  }
+
+  std::string_view name() const override { return "tcp"; }
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(peers_.size()); }
+  const std::vector<int>& nodes() const override { return nodes_; }
+
+  std::shared_ptr<Operation> send(int to, int tag, std::span<const std::byte> data,
+                                  std::shared_ptr<const void> owner) override {
+    auto operation = std::make_shared<TcpSend>();
+    operation->owner = std::move(owner);
+    if (to == rank_) {
+      deliver(peers_[index(to)], to, tag, {data.begin(), data.end()});
+      operation->done = true;
+      return operation;
+    }
+    Outgoing message;
+    message.header = {tag, 0, data.size()};
+    message.data = data;
+    if (data.size() <= kCopyUpTo) {
+      message.copy.assign(data.begin(), data.end());
+      message.data = message.copy;
+      operation->done = true;
+    } else {
+      message.operation = operation;
+    }
+    push(to, std::move(message));
+    return operation;
+  }
+
+  std::shared_ptr<Operation> receive(int from, int tag, std::span<std::byte> data,
+                                     std::shared_ptr<const void> owner) override {
+    auto operation = std::make_shared<TcpReceive>();
+    operation->owner = std::move(owner);
+    operation->from = from;
+    operation->tag = tag;
+    operation->data = data;
+    auto& unasked = peers_[index(from)].unasked;
+    const auto found =
+        std::find_if(unasked.begin(), unasked.end(), [&](const Unasked& message) { return message.tag == tag; });
+    if (found == unasked.end()) {
+      posted_.push_back(operation.get());
+    } else {
+      hand_over(*operation, found->data);
+      unasked.erase(found);
+    }
+    return operation;
+  }
+
+  bool test(Operation& operation) override {
+    if (is_done(operation)) return true;
+    move_all();
+    return is_done(operation);
+  }
+
+  void abandon(std::shared_ptr<Operation> operation) override {
+    if (auto* receiving = dynamic_cast<TcpReceive*>(operation.get())) {
+      std::erase(posted_, receiving);
+      Peer& peer = peers_[index(receiving->from)];
+      if (peer.receive != receiving) return;
+      // Half of it is here: the rest goes nowhere.
+      peer.receive = nullptr;
+      peer.content.resize(peer.header.bytes);
+      peer.header.tag = kDropped;
+      return;
+    }
+    for (Peer& peer : peers_) {
+      const auto found = std::find_if(peer.out.begin(), peer.out.end(),
+                                      [&](const Outgoing& message) { return message.operation == operation; });
+      if (found == peer.out.end()) continue;
+      if (found->sent == 0) {
+        peer.out.erase(found);
+      } else {  // begun, so it must be ended
+        found->copy.assign(found->data.begin(), found->data.end());
+        found->data = found->copy;
+        found->operation.reset();
+      }
+      return;
+    }
+  }
+
+  void send_note(int to, std::vector<std::byte> note) override {
+    if (to == rank_) return notes_.push_back(std::move(note));
+    Outgoing message;
+    message.header = {kNote, 0, note.size()};
+    message.copy = std::move(note);
+    message.data = message.copy;
+    push(to, std::move(message));
+  }
+
+  std::optional<std::vector<std::byte>> next_note() override {
+    if (notes_.empty()) move_all();
+    if (notes_.empty()) return {};
+    std::vector<std::byte> note = std::move(notes_.front());
+    notes_.pop_front();
+    return note;
+  }
+
+  void pause(int idle) override {
+    if (idle >= kPolls) wait(kNapMilliseconds);
+  }
+
+  bool gone(int rank) const override { return peers_[index(rank)].gone; }
+  void mark_broken() override { broken_ = true; }
+
+ private:
+  static constexpr std::int32_t kDropped = -2;
+
+  static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+  static bool is_done(const Operation& operation) {
+    if (const auto* sending = dynamic_cast<const TcpSend*>(&operation)) return sending->done;
+    const auto& receiving = static_cast<const TcpReceive&>(operation);
+    if (receiving.wrong_size) {
+      throw Error(
+          fmt::format("receive of {} bytes met a message of {} bytes from transport rank {}; accepted: the size that "
+                      "was sent",
+                      receiving.data.size(), receiving.came, receiving.from));
+    }
+    return receiving.done;
+  }
+
+  void push(int to, Outgoing message) {
+    Peer& peer = peers_[index(to)];
+    if (peer.gone) return;  // it will never be done
+    peer.out.push_back(std::move(message));
+    // The span of a small message points into its own copy, which has moved with it.
+    Outgoing& last = peer.out.back();
+    if (last.operation == nullptr) last.data = last.copy;
+    write_to(peer);
+  }
+
+  void move_all() {
+    for (std::size_t r = 0; r < peers_.size(); ++r) {
+      if (r == index(rank_) || peers_[r].gone) continue;
+      write_to(peers_[r]);
+      read_from(peers_[r], static_cast<int>(r));
+    }
+  }
+
+  void wait(int milliseconds) {
+    std::vector<pollfd> entries;
+    for (const Peer& peer : peers_) {
+      if (!peer.socket.open() || peer.gone) continue;
+      entries.push_back({peer.socket.fd(), static_cast<short>(peer.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+    }
+    ::poll(entries.data(), entries.size(), milliseconds);
+  }
+
+  void lose(Peer& peer) {
+    peer.gone = true;
+    peer.out.clear();
+    peer.receive = nullptr;
+  }
+
+  void write_to(Peer& peer) {
+    while (!peer.gone && !peer.out.empty()) {
+      Outgoing& message = peer.out.front();
+      const auto head = std::as_bytes(std::span(&message.header, 1));
+      const std::size_t at = message.sent;
+      const bool in_head = at < head.size();
+      // The two as one, so that a small message is one packet.
+      iovec parts[2];
+      parts[0] = {const_cast<std::byte*>(in_head ? head.data() + at : head.data()), in_head ? head.size() - at : 0};
+      const std::size_t from = in_head ? 0 : at - head.size();
+      parts[1] = {const_cast<std::byte*>(message.data.data() + from), message.data.size() - from};
+      msghdr packet{};
+      packet.msg_iov = parts;
+      packet.msg_iovlen = 2;
+      const ssize_t sent = ::sendmsg(peer.socket.fd(), &packet, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent < 0) {
+        if (errno != EAGAIN && errno != EINTR) stop_sending(peer);
+        return;
+      }
+      message.sent += static_cast<std::size_t>(sent);
+      if (message.sent < head.size() + message.data.size()) return;
+      if (message.operation != nullptr) message.operation->done = true;
+      peer.out.pop_front();
+    }
+  }
+
+  // It is not there to read any more, but what it sent may still be to be had: read_from finds the end.
+  static void stop_sending(Peer& peer) { peer.out.clear(); }
+
+  void read_from(Peer& peer, int from) {
+    for (;;) {
+      if (peer.header_bytes < sizeof(Header)) {
+        auto head = std::as_writable_bytes(std::span(&peer.header, 1)).subspan(peer.header_bytes);
+        const std::size_t got = take(peer, head);
+        if (got == 0) return;
+        peer.header_bytes += got;
+        if (peer.header_bytes < sizeof(Header)) return;
+        begin_content(peer, from);
+      }
+      while (peer.data_bytes < peer.header.bytes) {
+        const auto to = peer.receive != nullptr ? peer.receive->data : std::span(peer.content);
+        const std::size_t got = take(peer, to.subspan(peer.data_bytes));
+        if (got == 0) return;
+        peer.data_bytes += got;
+      }
+      end_content(peer, from);
+    }
+  }
+
+  // Bytes that are there already; 0 for none, or none ever again.
+  std::size_t take(Peer& peer, std::span<std::byte> to) {
+    const ssize_t got = ::recv(peer.socket.fd(), to.data(), to.size(), MSG_DONTWAIT);
+    if (got > 0) return static_cast<std::size_t>(got);
+    if (got == 0 || (errno != EAGAIN && errno != EINTR)) lose(peer);
+    return 0;
+  }
+
+  // Straight to where it is wanted, if that is known and the size is right.
+  void begin_content(Peer& peer, int from) {
+    peer.data_bytes = 0;
+    peer.receive = nullptr;
+    const auto found = find_posted(from, peer.header.tag);
+    if (found != posted_.end() && (*found)->data.size() == peer.header.bytes) {
+      peer.receive = *found;
+      posted_.erase(found);
+    } else {
+      peer.content.resize(peer.header.bytes);
+    }
+  }
+
+  void end_content(Peer& peer, int from) {
+    peer.header_bytes = 0;
+    if (peer.receive != nullptr) {
+      std::exchange(peer.receive, nullptr)->done = true;
+    } else if (peer.header.tag == kNote) {
+      notes_.push_back(std::move(peer.content));
+    } else if (peer.header.tag != kDropped) {
+      deliver(peer, from, peer.header.tag, std::move(peer.content));
+    }
+    peer.content = {};
+  }
+
+  std::vector<TcpReceive*>::iterator find_posted(int from, int tag) {
+    return std::find_if(posted_.begin(), posted_.end(),
+                        [&](const TcpReceive* one) { return one->from == from && one->tag == tag; });
+  }
+
+  void deliver(Peer& peer, int from, int tag, std::vector<std::byte> data) {
+    const auto found = find_posted(from, tag);
+    if (found == posted_.end()) {
+      peer.unasked.push_back({tag, std::move(data)});
+      return;
+    }
+    hand_over(**found, data);
+    posted_.erase(found);
+  }
+
+  static void hand_over(TcpReceive& receiving, const std::vector<std::byte>& data) {
+    receiving.came = data.size();
+    receiving.wrong_size = data.size() != receiving.data.size();
+    if (!receiving.wrong_size && !data.empty()) std::memcpy(receiving.data.data(), data.data(), data.size());
+    receiving.done = true;
+  }
+
+  const int rank_;
+  std::vector<Peer> peers_;  // [size]
+  std::vector<int> nodes_;
+  std::vector<TcpReceive*> posted_;  // not done and not coming in, as they were asked for
+  std::deque<std::vector<std::byte>> notes_;
+  bool broken_ = false;
+};
+
+int number_from(const char* name, int least, int most) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) {
+    throw Unavailable(fmt::format(
+        "tcp_communicator: {} is not set; accepted: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment",
+        name));
+  }
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  base::require(end != text && *end == '\0' && value >= least && value <= most, "{} = {}; accepted: {} to {}", name,
+                text, least, most);
+  return static_cast<int>(value);
+}
+
+}  // namespace
+}  // namespace treeattn::comm
+
+namespace treeattn {
+
+std::shared_ptr<Communicator> tcp_communicator(const TcpPlace& place, RankOptions options) {
+  auto transport =
+      std::make_shared<comm::TcpTransport>(place.rank, comm::connect_mesh(place, options.deadline), options.nodes);
+  auto communicator = std::make_shared<Communicator>(std::move(transport));
+  communicator->set_deadline(options.deadline);
+  return communicator;
+}
+
+std::shared_ptr<Communicator> tcp_communicator(RankOptions options) {
+  constexpr int kMostRanks = 1 << 20;
+  TcpPlace place;
+  place.size = comm::number_from("WORLD_SIZE", 1, kMostRanks);
+  place.rank = comm::number_from("RANK", 0, place.size - 1);
+  place.port = comm::number_from("MASTER_PORT", 1, 65535);
+  if (const char* address = std::getenv("MASTER_ADDR")) place.address = address;
+  return tcp_communicator(place, std::move(options));
+}
+
+}  // namespace treeattn

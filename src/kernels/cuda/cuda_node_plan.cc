@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cuda/node_plan.h"
+#include "treeattn/state.h"
+
+namespace treeattn::kernels::cuda {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+std::size_t table_entries(const KvView& view) {
+  return view.page_tokens == 0 ? 0 : static_cast<std::size_t>(view.batch * view.pages_per_sequence);
+}
+
+std::size_t query_bytes(const QueryView& q) {
+  return static_cast<std::size_t>(q.batch * q.queries * q.heads * q.head_dim) * dtype_size(q.dtype);
+}
+
+}  // namespace
+
+void PinnedBuffer::resize(std::size_t bytes) {
+  cudaFreeHost(data_);
+  data_ = nullptr;
+  bytes_ = 0;
+  check(cudaHostAlloc(&data_, bytes, cudaHostAllocDefault), "pinned memory");
+  bytes_ = bytes;
+}
+
+NodePlan::NodePlan(int multiprocessors, cudaStream_t stream) : multiprocessors_(multiprocessors), stream_(stream) {
+  check(cudaEventCreateWithFlags(&sent_, cudaEventDisableTiming), "event");
+}
+
+NodePlan::~NodePlan() { cudaEventDestroy(sent_); }
+
+// Room for so many bytes; a quarter more than is needed, so that a growing sequence allocates now and then only.
+void NodePlan::begin(Tables& tables, std::size_t bytes) {
+  check(cudaEventSynchronize(sent_), "last copy of tables");
+  tables.used = 0;
+  if (tables.host.bytes() >= bytes) return;
+  check(cudaStreamSynchronize(stream_), "last call");
+  tables.host.resize(bytes + bytes / 4);
+  tables.device = DeviceBuffer(tables.host.bytes());
+}
+
+template <class T>
+T* NodePlan::put(Tables& tables, const T* from, std::size_t count) {
+  if (count == 0) return nullptr;
+  const std::size_t at = tables.used;
+  std::memcpy(tables.host.data() + at, from, count * sizeof(T));
+  tables.used = at + aligned(count * sizeof(T));
+  return reinterpret_cast<T*>(tables.device.as<std::byte>() + at);
+}
+
+void NodePlan::send(const Tables& tables) {
+  if (tables.used == 0) return;
+  check(cudaMemcpyAsync(tables.device.as<void>(), tables.host.data(), tables.used, cudaMemcpyHostToDevice, stream_),
+        "copy of tables");
+  check(cudaEventRecord(sent_, stream_), "event");
+}
+
+void NodePlan::grow(DeviceBuffer& buffer, std::size_t bytes, bool zero) {
+  if (buffer.bytes() >= bytes) return;
+  check(cudaStreamSynchronize(stream_), "last call");
+  buffer = DeviceBuffer(bytes + bytes / 4);
+  if (zero) check(cudaMemsetAsync(buffer.as<void>(), 0, buffer.bytes(), stream_), "clearing of counters");
+}
+
+// Dense, whatever the strides were: the same alignment, and so the same kernel, on every rank.
+const std::byte* NodePlan::put_queries(const QueryView& q) {
+  const std::size_t at = step_.used;
+  const std::size_t row = static_cast<std::size_t>(q.head_dim) * dtype_size(q.dtype);
+  std::byte* to = step_.host.data() + at;
+  for (std::int64_t b = 0; b < q.batch; ++b) {
+    for (std::int64_t i = 0; i < q.queries; ++i) {
+      for (std::int64_t h = 0; h < q.heads; ++h, to += row) std::memcpy(to, query_row(q, b, i, h), row);
+    }
+  }
+  step_.used = at + aligned(query_bytes(q));
+  return step_.device.as<std::byte>() + at;
+}
+
+// Shapes and nodes, and for every query the chunks where what it sees begins and ends: a split may leave out what
+// nobody sees.
+NodePlan::SplitKey NodePlan::split_key(const Problem& problem) {
+  SplitKey key = {problem.q.batch,
+                  problem.q.queries,
+                  problem.q.heads,
+                  static_cast<std::int64_t>(problem.q.dtype),
+                  problem.k.kv_heads,
+                  problem.k.head_dim,
+                  problem.v.head_dim,
+                  static_cast<std::int64_t>(problem.k.dtype),
+                  static_cast<std::int64_t>(problem.v.dtype),
+                  problem.first_key,
+                  problem.order.chunk_tokens,
+                  problem.order.branches,
+                  static_cast<std::int64_t>(problem.order.placement),
+                  problem.order.branch_tokens,
+                  problem.causal,
+                  problem.window,
+                  problem.softcap != 0,
+                  static_cast<std::int64_t>(problem.alibi_slopes.size())};
+  for (const plan::TreeNode& node : problem.nodes) {
+    key.push_back(node.level);
+    key.push_back(node.index);
+  }
+  const auto chunk = [&](std::int64_t position) { return position / problem.order.chunk_tokens; };
+  for (std::int64_t b = 0; b < problem.q.batch; ++b) {
+    key.push_back(chunk(problem.lengths[static_cast<std::size_t>(b)]));
+    for (std::int64_t i = 0; i < problem.q.queries; ++i) {
+      const KeyRange range = problem.visible(b, i);
+      key.push_back(range.empty() ? -1 : chunk(problem.first_key + range.begin));
+      key.push_back(range.empty() ? -1 : chunk(problem.first_key + range.end - 1));
+    }
+  }
+  return key;
+}
+
+void NodePlan::update_split(const Problem& problem, const Launch& launch) {
+  SplitKey key = split_key(problem);
+  key.push_back(reinterpret_cast<std::intptr_t>(launch.kernel));
+  if (key == key_) return;
+  key_.clear();
+  work_ = split_work(problem, launch.limits, launch.slots);
+  const std::size_t items = work_.items.size(), groups = work_.groups.size();
+  begin(split_, aligned(items * sizeof(WorkItem)) + aligned(groups * sizeof(MergeGroup)));
+  items_ = put(split_, work_.items.data(), items);
+  groups_ = put(split_, work_.groups.data(), groups);
+  send(split_);
+  grow(workspace_, workspace_floats(problem, work_) * sizeof(float), false);
+  grow(arrived_, groups * sizeof(unsigned), true);
+  key_ = std::move(key);
+}
+
+float* NodePlan::run(const Problem& problem) {
+  const auto floats =
+      problem.nodes.size() * static_cast<std::size_t>(problem.rows()) * state_floats(problem.v.head_dim);
+  if (floats == 0) return nullptr;
+  grow(states_, floats * sizeof(float), false);
+
+  const std::size_t k_entries = table_entries(problem.k), v_entries = table_entries(problem.v);
+  const bool same_table = problem.k.page_table == problem.v.page_table && k_entries == v_entries;
+  begin(step_, aligned(query_bytes(problem.q)) + 2 * aligned(problem.lengths.size() * sizeof(std::int64_t)) +
+                   aligned(k_entries * sizeof(std::int32_t)) + aligned(v_entries * sizeof(std::int32_t)) +
+                   aligned(problem.alibi_slopes.size_bytes()));
+  Problem on_gpu = problem;
+  on_gpu.q = QueryView::dense(put_queries(problem.q), problem.q.dtype, problem.q.batch, problem.q.queries,
+                              problem.q.heads, problem.q.head_dim);
+  AttentionParams p = params_of(on_gpu);
+  p.lengths = put(step_, problem.lengths.data(), problem.lengths.size());
+  p.first_query = put(step_, problem.first_query.data(), problem.first_query.size());
+  p.k.page_table = put(step_, problem.k.page_table, k_entries);
+  p.v.page_table = same_table ? p.k.page_table : put(step_, problem.v.page_table, v_entries);
+  p.alibi_slopes = put(step_, problem.alibi_slopes.data(), problem.alibi_slopes.size());
+  send(step_);
+  const Launch launch = prepare_launch(on_gpu, multiprocessors_, p);
+  update_split(problem, launch);
+
+  p.items = items_;
+  p.groups = groups_;
+  p.rows_per_item = work_.rows_per_item;
+  p.item_states = workspace_.as<float>();
+  p.arrived = arrived_.as<unsigned>();
+  p.states = states_.as<float>();
+  kernel_ = launch.name;
+  start(launch, p, work_.items.size(), stream_);
+  return states_.as<float>();
+}
+
+}  // namespace treeattn::kernels::cuda

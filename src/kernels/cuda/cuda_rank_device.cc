@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/cuda/node_plan.h"
+#include "kernels/cuda/rank_device.h"
+#include "kernels/cuda/row_kernels.h"
+#include "treeattn/error.h"
+#include "treeattn/state.h"
+
+namespace treeattn::kernels::cuda {
+namespace {
+
+// cudaGetDeviceProperties takes milliseconds; these do not.
+int attribute(cudaDeviceAttr which, int gpu) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, gpu), "attribute of the GPU");
+  return value;
+}
+
+int checked(int gpu) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0) {
+    cudaGetLastError();
+    throw Unavailable(
+        fmt::format("GPU {}: {}", gpu, error == cudaSuccess ? "the driver lists none" : cudaGetErrorString(error)));
+  }
+  if (gpu < 0 || gpu >= count) throw Unavailable(fmt::format("GPU {}; accepted: 0 to {}", gpu, count - 1));
+  return gpu;
+}
+
+cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+}  // namespace
+
+struct RankDevice::Impl {
+  explicit Impl(int index) : gpu(checked(index)) {
+    const UseDevice use(gpu);
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
+    std::size_t free = 0;
+    check(cudaMemGetInfo(&free, &memory), "size of GPU memory");
+    plan = std::make_unique<NodePlan>(attribute(cudaDevAttrMultiProcessorCount, gpu), stream);
+  }
+
+  int gpu;
+  cudaStream_t stream = nullptr;
+  cudaEvent_t event = nullptr;
+  std::size_t memory = 0;
+  std::unique_ptr<NodePlan> plan;
+};
+
+RankDevice::RankDevice(int gpu) : impl_(std::make_unique<Impl>(gpu)) {}
+
+RankDevice::~RankDevice() {
+  int before = 0;
+  cudaGetDevice(&before);
+  cudaSetDevice(impl_->gpu);
+  cudaStreamSynchronize(impl_->stream);
+  impl_->plan.reset();
+  cudaEventDestroy(impl_->event);
+  cudaStreamDestroy(impl_->stream);
+  cudaSetDevice(before);
+}
+
+int RankDevice::gpu() const { return impl_->gpu; }
+void* RankDevice::stream() const { return impl_->stream; }
+std::size_t RankDevice::memory_bytes() const { return impl_->memory; }
+
+void RankDevice::copy_in(void* to, const void* host, std::size_t bytes) {
+  const UseDevice use(impl_->gpu);
+  if (bytes > 0) check(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, impl_->stream), "copy to the GPU");
+}
+
+void RankDevice::copy_out(void* host, const void* from, std::size_t bytes) {
+  const UseDevice use(impl_->gpu);
+  if (bytes > 0) check(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, impl_->stream), "copy from the GPU");
+}
+
+void RankDevice::copy(void* to, const void* from, std::size_t bytes) {
+  const UseDevice use(impl_->gpu);
+  if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, impl_->stream), "copy on the GPU");
+}
+
+void RankDevice::fill_zero(void* to, std::size_t bytes) {
+  const UseDevice use(impl_->gpu);
+  if (bytes > 0) check(cudaMemsetAsync(to, 0, bytes, impl_->stream), "clearing of GPU memory");
+}
+
+void RankDevice::finish() {
+  const UseDevice use(impl_->gpu);
+  check(cudaStreamSynchronize(impl_->stream), "work on the GPU");
+}
+
+void RankDevice::wait_for(void* stream) {
+  const UseDevice use(impl_->gpu);
+  check(cudaEventRecord(impl_->event, as_stream(stream)), "event");
+  check(cudaStreamWaitEvent(impl_->stream, impl_->event, 0), "event");
+}
+
+void RankDevice::hold_up(void* stream) {
+  const UseDevice use(impl_->gpu);
+  check(cudaEventRecord(impl_->event, impl_->stream), "event");
+  check(cudaStreamWaitEvent(as_stream(stream), impl_->event, 0), "event");
+}
+
+void RankDevice::store_rows(const KvView& source, std::int64_t first, std::int64_t count, DType type, std::byte* rows,
+                            float* scales) {
+  const UseDevice use(impl_->gpu);
+  RowConversion conversion;
+  conversion.token_stride = source.token_stride;
+  conversion.head_stride = source.head_stride;
+  conversion.scale_token_stride = source.scale_token_stride;
+  conversion.scale_head_stride = source.scale_head_stride;
+  conversion.from_type = source.dtype;
+  conversion.heads = static_cast<int>(source.kv_heads);
+  conversion.dim = static_cast<int>(source.head_dim);
+  conversion.to_type = type;
+  conversion.to = rows;
+  conversion.to_scales = scales;
+  const std::int64_t token_rows = source.kv_heads;
+  for (std::int64_t token = first; token < first + count; token += conversion.tokens) {
+    // A page of the source at a time: within one the addresses are even.
+    conversion.tokens = first + count - token;
+    if (source.page_tokens > 0) {
+      conversion.tokens = std::min(conversion.tokens, source.page_tokens - token % source.page_tokens);
+    }
+    conversion.from = kv_row(source, 0, token, 0);
+    conversion.from_scales = source.scales == nullptr ? nullptr : kv_scale_address(source, 0, token, 0);
+    convert_rows(conversion, impl_->stream);
+    conversion.to += static_cast<std::size_t>(conversion.tokens * token_rows * source.head_dim) * dtype_size(type);
+    if (scales != nullptr) conversion.to_scales += conversion.tokens * token_rows;
+  }
+}
+
+float* RankDevice::attend(const Problem& problem) {
+  const UseDevice use(impl_->gpu);
+  return impl_->plan->run(problem);
+}
+
+void RankDevice::attend(const Problem& problem, float* states) {
+  const UseDevice use(impl_->gpu);
+  const float* on_gpu = impl_->plan->run(problem);
+  const auto floats =
+      problem.nodes.size() * static_cast<std::size_t>(problem.rows()) * state_floats(problem.v.head_dim);
+  copy_out(states, on_gpu, floats * sizeof(float));
+  finish();
+}
+
+std::string_view RankDevice::kernel() const { return impl_->plan->kernel(); }
+
+double RankDevice::read_bandwidth(std::size_t bytes) {
+  const UseDevice use(impl_->gpu);
+  bytes -= bytes % 16;
+  const DeviceBuffer data(bytes), sink(sizeof(unsigned));
+  cudaEvent_t begin = nullptr, end = nullptr;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  check(cudaMemsetAsync(data.as<void>(), 1, bytes, impl_->stream), "clearing of GPU memory");
+  float best = 0;
+  for (int i = 0; i < 4; ++i) {  // the first warms up
+    check(cudaEventRecord(begin, impl_->stream), "event");
+    read_all(data.as<void>(), bytes, sink.as<unsigned>(), impl_->stream);
+    check(cudaEventRecord(end, impl_->stream), "event");
+    check(cudaEventSynchronize(end), "read of memory");
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin, end), "time of a read");
+    if (i > 0 && (best == 0 || milliseconds < best)) best = milliseconds;
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  return static_cast<double>(bytes) / (static_cast<double>(best) * 1e6);
+}
+
+}  // namespace treeattn::kernels::cuda

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention calls that follow one another, as decoding makes them: tables, split and workspace are kept on the GPU, and
+// only what has changed is sent.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/plan_parts.h"
+
+namespace treeattn::kernels::cuda {
+
+// Memory of the host that the GPU copies from without help.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  ~PinnedBuffer() { cudaFreeHost(data_); }
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::size_t bytes() const { return bytes_; }
+  void resize(std::size_t bytes);
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// One stream, one GPU, which must be the current one in every call.
+class NodePlan {
+ public:
+  NodePlan(int multiprocessors, cudaStream_t stream);
+  ~NodePlan();
+  NodePlan(const NodePlan&) = delete;
+  NodePlan& operator=(const NodePlan&) = delete;
+
+  // States [problem.nodes, rows, v_dim + 2] of K and V on the GPU and q in the host's memory, put on the stream. Valid
+  // until the next call.
+  float* run(const Problem& problem);
+  // The one that ran last.
+  const char* kernel() const { return kernel_; }
+
+ private:
+  // A buffer of the host and its copy on the GPU, filled part by part.
+  struct Tables {
+    PinnedBuffer host;
+    DeviceBuffer device;
+    std::size_t used = 0;
+  };
+  // What the split depends on; equal keys, equal split.
+  using SplitKey = std::vector<std::int64_t>;
+  static SplitKey split_key(const Problem& problem);
+
+  void begin(Tables& tables, std::size_t bytes);
+  template <class T>
+  T* put(Tables& tables, const T* from, std::size_t count);
+  void send(const Tables& tables);
+  void update_split(const Problem& problem, const Launch& launch);
+  const std::byte* put_queries(const QueryView& q);
+  void grow(DeviceBuffer& buffer, std::size_t bytes, bool zero);
+
+  int multiprocessors_;
+  cudaStream_t stream_;
+  cudaEvent_t sent_ = nullptr;  // the last copy out of the host's buffers
+  Tables step_;                 // what changes from call to call
+  Tables split_;                // what does not, mostly
+  SplitKey key_;
+  Work work_;
+  const char* kernel_ = "";
+  const WorkItem* items_ = nullptr;
+  const MergeGroup* groups_ = nullptr;
+  DeviceBuffer workspace_, arrived_, states_;
+};
+
+}  // namespace treeattn::kernels::cuda

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// States from every GPU to every GPU of a machine in one kernel: each rank writes its own into the mailboxes of the
+// others, raises a flag there, and merges what has come into its own mailbox. This header needs no CUDA.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace treeattn::kernels::cuda {
+
+// What a call exchanges, the same on every rank.
+struct ExchangePlan {
+  std::vector<int> first_block;             // [ranks + 1] where the blocks of a rank begin
+  std::vector<std::pair<int, int>> merges;  // (lower, higher) blocks, one after the other
+  std::size_t rows = 0;
+  std::size_t row_floats = 0;
+  int root = 0;  // the block that holds the root in the end
+
+  std::size_t block_floats() const { return rows * row_floats; }
+  bool operator==(const ExchangePlan&) const = default;
+};
+
+// Made by all ranks together: construct, hand everybody's address() to everybody, connect(). Then exchange() on all, in
+// the same order. Throws Unavailable naming what failed.
+class PeerExchange {
+ public:
+  // What another rank needs to reach this one's mailbox: plain bytes.
+  using Address = std::array<std::byte, 128>;
+
+  PeerExchange(int gpu, int rank, ExchangePlan plan);
+  ~PeerExchange();
+  PeerExchange(const PeerExchange&) = delete;
+  PeerExchange& operator=(const PeerExchange&) = delete;
+
+  const ExchangePlan& plan() const;
+  Address address() const;
+  // all [ranks], whose owners must all be there yet. Throws Unavailable where a GPU cannot reach another.
+  void connect(std::span<const Address> all);
+  // Lets go of the others' memory. Once all ranks have, it may be freed.
+  void disconnect();
+  // Whether two of these ranks are threads of one process with the same GPU. They must not use exchange(): the kernel
+  // of one that waits may keep another from being started at all. push() on all, a barrier when it is done, then
+  // merge().
+  static bool share_a_gpu(std::span<const Address> all);
+
+  // Puts the exchange on the stream. own: this rank's blocks, on its GPU. Returns the root's block, valid until the
+  // next call but one. A rank that does not hear from another within the time ends all the same: see missing().
+  float* exchange(const float* own, double seconds, void* stream);
+  // The two halves of it, as kernels of their own.
+  void push(const float* own, void* stream);
+  float* merge(double seconds, void* stream);
+  // Once the stream is done: the ranks that were not heard from; the result is good when there are none. After that the
+  // mailboxes are out of step and must be made anew.
+  std::vector<int> missing() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace treeattn::kernels::cuda

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel of peer_exchange.h, as the host calls it.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace treeattn::kernels::cuda {
+
+inline constexpr int kMostPeers = 64;
+// Few, so that those of several ranks on one GPU run at the same time.
+inline constexpr int kPeerBlocks = 8;
+
+struct PeerParams {
+  float* mailbox[kMostPeers] = {};   // [ranks] of each rank, of this turn: all blocks of all ranks
+  unsigned* flags[kMostPeers] = {};  // [ranks] of each rank: [ranks, kPeerBlocks], who has come how often
+  int rank = 0;
+  int ranks = 0;
+  unsigned turn = 0;  // counts the calls, from 1
+  bool push = true;   // writes its own to all
+  bool merge = true;  // waits for all, and merges
+  const float* own = nullptr;
+  int first_block = 0, blocks = 0;  // of this rank
+  const int* merges = nullptr;      // [merge_count, 2] on this GPU
+  int merge_count = 0;
+  std::int64_t rows = 0;
+  int row_floats = 0;
+  std::uint64_t nanoseconds = 0;  // to wait for others
+  unsigned* missing = nullptr;    // [ranks] set where a rank was not heard from
+};
+
+void start_exchange(const PeerParams& params, cudaStream_t stream);
+// Loads the kernel: to be done while no kernel waits for another.
+void load_exchange();
+
+}  // namespace treeattn::kernels::cuda

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's GPU: a stream, memory that grows without moving, rows of K and V converted where they lie, and attention
+// to them. Several ranks may have the same GPU. This header needs no CUDA; without it the constructor throws.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "kernels/problem.h"
+#include "treeattn/views.h"
+
+namespace treeattn::kernels::cuda {
+
+// GPU memory at addresses that are reserved first: the counterpart of base::VirtualMemory. Movable.
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  // Reserves addresses, no memory. Throws std::bad_alloc when there are not so many left.
+  DeviceArray(int gpu, std::size_t bytes);
+  ~DeviceArray();
+  DeviceArray(DeviceArray&& other) noexcept { swap(other); }
+  DeviceArray& operator=(DeviceArray&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  std::byte* data() const { return data_; }
+  // Makes at least the first `bytes` usable, content undefined. Never moves, never shrinks. Requires no more than were
+  // reserved. Throws std::bad_alloc.
+  void grow(std::size_t bytes);
+
+ private:
+  struct Piece {
+    unsigned long long handle = 0;
+    std::size_t first = 0;
+    std::size_t bytes = 0;
+  };
+  void swap(DeviceArray& other) noexcept;
+
+  int gpu_ = 0;
+  std::byte* data_ = nullptr;
+  std::size_t reserved_ = 0;
+  std::size_t usable_ = 0;
+  std::size_t step_ = 0;  // what memory is handed out in
+  std::vector<Piece> pieces_;
+};
+
+// Not thread-safe: one thread of a rank at a time. Everything below is put on the rank's stream, in order, and may be
+// under way when the call returns unless it says otherwise. Throws Unavailable naming what failed.
+class RankDevice {
+ public:
+  // Throws Unavailable where there is no such GPU.
+  explicit RankDevice(int gpu);
+  ~RankDevice();
+  RankDevice(const RankDevice&) = delete;
+  RankDevice& operator=(const RankDevice&) = delete;
+
+  int gpu() const;
+  void* stream() const;  // a cudaStream_t
+  std::size_t memory_bytes() const;
+
+  // The host's memory must stay as it is until finish().
+  void copy_in(void* to, const void* host, std::size_t bytes);
+  void copy_out(void* host, const void* from, std::size_t bytes);
+  void copy(void* to, const void* from, std::size_t bytes);
+  void fill_zero(void* to, std::size_t bytes);
+  // Waits until all of it is done.
+  void finish();
+
+  // What is put on `stream` (a cudaStream_t of this GPU) up to now comes before what is put on the rank's stream later.
+  void wait_for(void* stream);
+  // The other way round.
+  void hold_up(void* stream);
+
+  // parallel::store_rows (parallel/kv_rows.h), bit for bit, with the rows and scales of the source in memory of this
+  // GPU and its page table in the host's.
+  void store_rows(const KvView& source, std::int64_t first, std::int64_t count, DType type, std::byte* rows,
+                  float* scales);
+
+  // States [problem.nodes, batch, queries, heads, v_dim + 2] of K and V on this GPU, q being in the host's memory.
+  // Tables and buffers are kept from call to call, so that a step of decoding allocates nothing on the GPU, and a call
+  // that is split like the last one sends only what has changed: q, lengths and page tables. Returns memory of this
+  // object that is valid until the next call.
+  float* attend(const Problem& problem);
+  // The same into the host's memory; done when it returns.
+  void attend(const Problem& problem, float* states);
+
+  // The kernel that the last of these calls used, as CudaPlan::kernel() names it; empty before.
+  std::string_view kernel() const;
+
+  // GB/s (1e9 bytes) of a plain read of so many bytes, the best of three.
+  double read_bandwidth(std::size_t bytes);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace treeattn::kernels::cuda

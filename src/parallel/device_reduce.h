@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reduction of states that are on GPUs and travel from GPU to GPU: what reduce.h does by way of the host.
+#pragma once
+
+#include <memory>
+
+#include "kernels/cuda/rank_device.h"
+#include "parallel/reduce.h"
+#include "treeattn/strategy.h"
+
+namespace treeattn::parallel {
+
+// One per rank, for one communicator and one GPU.
+class DeviceReducer {
+ public:
+  virtual ~DeviceReducer() = default;
+  // Collective. own: the blocks of this rank's nodes on its GPU (null where there are none), ready on the device's
+  // stream; used up. Copies the root's block to the host's memory. Throws LostRanks as the communicator does, Error
+  // when the GPUs failed though all ranks are there, Unavailable the first time where there is no such way.
+  virtual void reduce(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context, StateShape shape,
+                      float* own, kernels::cuda::RankDevice& device, float* root) = 0;
+};
+
+// By NCCL: its collectives for kTwoPhase, kPaper and kGather, its send and receive for the other schedules. Throws
+// Unavailable in a build without it.
+std::unique_ptr<DeviceReducer> nccl_reducer();
+// By one kernel that writes into the memory of the other GPUs (kernels/cuda/peer_exchange.h): in the canonical order,
+// whatever the strategy.
+std::unique_ptr<DeviceReducer> peer_reducer();
+
+}  // namespace treeattn::parallel

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/kv_memory.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/machine.h"
+#include "base/virtual_memory.h"
+
+namespace treeattn::parallel {
+namespace {
+
+class HostArray final : public GrowingArray {
+ public:
+  explicit HostArray(std::size_t bytes) : memory_(bytes) {}
+  std::byte* data() const override { return memory_.data(); }
+  void grow(std::size_t bytes) override { memory_.grow(bytes); }
+  void discard(std::size_t first, std::size_t bytes) noexcept override { memory_.discard(first, bytes); }
+
+ private:
+  base::VirtualMemory memory_;
+};
+
+class HostMemory final : public KvMemory {
+ public:
+  std::size_t bytes() const override { return base::read_machine().memory_bytes; }
+  std::unique_ptr<GrowingArray> reserve(std::size_t bytes) override { return std::make_unique<HostArray>(bytes); }
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void fill_zero(std::byte* to, std::size_t bytes) override { std::memset(to, 0, bytes); }
+  void copy_in(std::byte* to, const std::byte* host, std::size_t bytes) override { std::memcpy(to, host, bytes); }
+  void copy_out(std::byte* host, const std::byte* from, std::size_t bytes) override { std::memcpy(host, from, bytes); }
+  void finish() override {}
+  kernels::cuda::RankDevice* device() const override { return nullptr; }
+};
+
+class GpuArray final : public GrowingArray {
+ public:
+  GpuArray(std::shared_ptr<kernels::cuda::RankDevice> device, std::size_t bytes)
+      : device_(std::move(device)), memory_(device_->gpu(), bytes) {}
+  ~GpuArray() override {
+    try {
+      device_->finish();  // nobody may read it any more
+    } catch (...) {       // a GPU that has failed reads nothing
+    }
+  }
+  std::byte* data() const override { return memory_.data(); }
+  void grow(std::size_t bytes) override { memory_.grow(bytes); }
+  void discard(std::size_t, std::size_t) noexcept override {}
+
+ private:
+  std::shared_ptr<kernels::cuda::RankDevice> device_;
+  kernels::cuda::DeviceArray memory_;
+};
+
+class GpuMemory final : public KvMemory {
+ public:
+  explicit GpuMemory(int gpu) : device_(std::make_shared<kernels::cuda::RankDevice>(gpu)) {}
+  std::size_t bytes() const override { return device_->memory_bytes(); }
+  std::unique_ptr<GrowingArray> reserve(std::size_t bytes) override {
+    return std::make_unique<GpuArray>(device_, bytes);
+  }
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override { device_->copy(to, from, bytes); }
+  void fill_zero(std::byte* to, std::size_t bytes) override { device_->fill_zero(to, bytes); }
+  void copy_in(std::byte* to, const std::byte* host, std::size_t bytes) override { device_->copy_in(to, host, bytes); }
+  void copy_out(std::byte* host, const std::byte* from, std::size_t bytes) override {
+    device_->copy_out(host, from, bytes);
+  }
+  void finish() override { device_->finish(); }
+  kernels::cuda::RankDevice* device() const override { return device_.get(); }
+
+ private:
+  std::shared_ptr<kernels::cuda::RankDevice> device_;
+};
+
+}  // namespace
+
+std::shared_ptr<KvMemory> host_memory() { return std::make_shared<HostMemory>(); }
+
+std::shared_ptr<KvMemory> memory_of(int gpu) {
+  if (gpu < 0) return host_memory();
+  return std::make_shared<GpuMemory>(gpu);
+}
+
+}  // namespace treeattn::parallel

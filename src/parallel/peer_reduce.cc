@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "kernels/cuda/peer_exchange.h"
+#include "parallel/agree.h"
+#include "parallel/device_reduce.h"
+#include "treeattn/error.h"
+
+namespace treeattn::parallel {
+namespace {
+
+using kernels::cuda::ExchangePlan;
+using kernels::cuda::PeerExchange;
+
+// Of the time that the communicator gives a call: the rest is for finding out who is missing.
+constexpr double kShareOfDeadline = 0.5;
+
+// The blocks of all ranks, and the merges of the canonical tree over them.
+ExchangePlan plan_of(const plan::Shares& shares, StateShape shape) {
+  ExchangePlan out;
+  out.rows = shape.rows;
+  out.row_floats = shape.row_floats;
+  struct Block {
+    plan::TreeNode node;
+    int number;
+  };
+  std::vector<Block> blocks;
+  for (int rank = 0; rank < shares.ranks(); ++rank) {
+    out.first_block.push_back(static_cast<int>(blocks.size()));
+    for (const plan::TreeNode& node : shares.nodes_of(rank)) blocks.push_back({node, static_cast<int>(blocks.size())});
+  }
+  out.first_block.push_back(static_cast<int>(blocks.size()));
+  std::ranges::sort(blocks, {}, [](const Block& block) { return block.node.first_leaf(); });
+  plan::NodeSet nodes;
+  std::vector<int> numbers;  // of the nodes
+  for (const Block& block : blocks) {
+    numbers.push_back(block.number);
+    plan::append_node(nodes, block.node, [&] {
+      const int higher = numbers.back();
+      numbers.pop_back();
+      out.merges.emplace_back(numbers.back(), higher);
+    });
+  }
+  out.root = numbers.front();
+  return out;
+}
+
+class PeerReducer final : public DeviceReducer {
+ public:
+  void reduce(Strategy, const plan::Schedule&, const ReduceContext& context, StateShape shape, float* own,
+              kernels::cuda::RankDevice& device, float* root) override {
+    Communicator& comm = context.communicator;
+    ExchangePlan wanted = plan_of(context.shares, shape);
+    if (!exchange_ || exchange_->plan() != wanted) make(comm, device, std::move(wanted));
+    const double seconds = kShareOfDeadline * comm.deadline().count();
+    const float* result = nullptr;
+    if (together_) {
+      exchange_->push(own, device.stream());
+      device.finish();
+      comm.barrier();
+      result = exchange_->merge(seconds, device.stream());
+    } else {
+      result = exchange_->exchange(own, seconds, device.stream());
+    }
+    device.copy_out(root, result, shape.block_floats() * sizeof(float));
+    device.finish();
+    const std::vector<int> missing = exchange_->missing();
+    if (missing.empty()) return;
+    exchange_.reset();
+    comm.barrier();  // says who is lost, the same on all survivors
+    throw Error(fmt::format("exchange between GPUs: nothing came from ranks {} within {:.1f} s, though all are there",
+                            fmt::join(missing, ", "), seconds));
+  }
+
+ private:
+  // Collective. Memory that others have open goes only when they have let go of it.
+  void make(Communicator& comm, kernels::cuda::RankDevice& device, ExchangePlan plan) {
+    device.finish();
+    if (exchange_) {
+      exchange_->disconnect();
+      comm.barrier();
+      exchange_.reset();
+    }
+    std::unique_ptr<PeerExchange> fresh;
+    std::string failure =
+        failure_of([&] { fresh = std::make_unique<PeerExchange>(device.gpu(), comm.rank(), std::move(plan)); });
+    const std::vector<PeerExchange::Address> all = gathered(comm, fresh ? fresh->address() : PeerExchange::Address{});
+    require_all(comm, failure);
+    failure = failure_of([&] { fresh->connect(all); });
+    require_all(comm, failure);
+    together_ = PeerExchange::share_a_gpu(all);
+    exchange_ = std::move(fresh);
+  }
+
+  // Collective. Throws Unavailable on every rank when it failed on one.
+  static void require_all(Communicator& comm, const std::string& failure) {
+    const std::vector<char> failed = gathered(comm, static_cast<char>(failure.empty() ? 0 : 1));
+    const auto first = std::find(failed.begin(), failed.end(), char{1});
+    if (first == failed.end()) return;
+    if (!failure.empty()) throw Unavailable("exchange between GPUs: " + failure);
+    throw Unavailable(fmt::format("exchange between GPUs: failed on rank {}", first - failed.begin()));
+  }
+
+  std::unique_ptr<PeerExchange> exchange_;
+  bool together_ = false;  // ranks of one process share a GPU
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceReducer> peer_reducer() { return std::make_unique<PeerReducer>(); }
+
+}  // namespace treeattn::parallel

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks connected by TCP: the one list of cases, attention over them, ranks that are lost, and ranks that never come.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+
+#include "comm_cases.h"
+#include "parallel_checks.h"
+#include "tcp_ranks.h"
+
+namespace treeattn {
+namespace {
+
+using testing::free_port;
+using testing::run_tcp_processes;
+using testing::run_tcp_threads;
+
+RankOptions with_deadline(double seconds) {
+  RankOptions options;
+  options.deadline = Seconds(seconds);
+  return options;
+}
+
+class TcpRanks : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, TcpRanks, ::testing::Values(1, 2, 3, 5, 8), ::testing::PrintToStringParamName());
+
+TEST_P(TcpRanks, CaseList) {
+  for (const auto& one : testing::comm_cases()) {
+    SCOPED_TRACE(one.name);
+    run_tcp_threads(GetParam(), [&](std::shared_ptr<Communicator> world) {
+      testing::expect(world->transport() == "tcp" && world->size() == GetParam(), "another world");
+      testing::expect(world->nodes() == 1, "{} nodes on one machine", world->nodes());
+      one.run(*world);
+      world->barrier();
+    });
+  }
+}
+
+TEST_P(TcpRanks, EveryStrategyHasTheSameBits) {
+  const auto cases = testing_parallel::prepared_cases(23, static_cast<std::size_t>(GetParam()));
+  std::mutex mutex;
+  run_tcp_threads(GetParam(), [&](std::shared_ptr<Communicator> world) {
+    const auto failures = testing_parallel::check_strategies(world, cases);
+    const std::scoped_lock lock(mutex);
+    for (const std::string& failure : failures) ADD_FAILURE() << failure;
+  });
+}
+
+// What is given up half way does not harm what follows, on either side.
+TEST(Tcp, MessagesGivenUp) {
+  run_tcp_threads(2, [](std::shared_ptr<Communicator> world) {
+    const int other = 1 - world->rank();
+    constexpr std::size_t kBytes = std::size_t{8} << 20;
+    for (int i = 0; i < 3; ++i) {
+      auto out = std::make_shared<std::vector<std::byte>>(kBytes),
+           in = std::make_shared<std::vector<std::byte>>(kBytes);
+      {
+        Request receive = world->receive(other, *in, in);
+        Request send = world->send(other, *out, out);
+        for (int t = 0; t < i; ++t) world->test(receive);
+      }
+      out.reset();
+      in.reset();
+      world->barrier();
+    }
+    // Sends that had begun arrive after all; the group is told apart by a new context.
+    const auto fresh = world->split(0, world->rank());
+    testing::check_ring(*fresh);
+    testing::check_chain(*fresh, 100);
+  });
+}
+
+// A rank that closes its end, in the middle of things.
+TEST(Tcp, SurvivorsOfALostRankGoOn) {
+  for (const int lost : {0, 2}) {
+    std::atomic<int> named = 0;
+    run_tcp_threads(
+        4,
+        [&](std::shared_ptr<Communicator> world) {
+          testing::check_chain(*world, 10);
+          if (world->rank() == lost) return;
+          try {
+            for (int i = 0; i < 10; ++i) world->barrier();
+            ADD_FAILURE() << "nobody was missed";
+          } catch (const LostRanks& error) {
+            if (error.ranks() == std::vector<int>{lost}) ++named;
+          }
+          const auto survivors = world->shrink();
+          testing::expect(survivors->size() == 3, "{} survivors", survivors->size());
+          testing::check_chain(*survivors, 10);
+          testing::check_ring(*survivors);
+        },
+        with_deadline(5));
+    EXPECT_EQ(named, 3);
+  }
+}
+
+#if !defined(__SANITIZE_THREAD__)  // does not fork
+// A process that is killed.
+TEST(Tcp, SurvivorsOfAKilledProcessGoOn) {
+  const std::vector<int> statuses = run_tcp_processes(
+      3,
+      [](std::shared_ptr<Communicator> world) {
+        testing::check_chain(*world, 10);
+        if (world->rank() == 1) ::raise(SIGKILL);
+        bool missed = false;
+        try {
+          for (int i = 0; i < 10; ++i) testing::check_ring(*world);
+        } catch (const LostRanks& error) {
+          missed = error.ranks() == std::vector<int>{1};
+        }
+        testing::expect(missed, "rank 1 was not missed");
+        const auto survivors = world->shrink();
+        testing::check_chain(*survivors, 10);
+      },
+      with_deadline(5));
+  EXPECT_EQ(statuses, (std::vector<int>{0, 128 + SIGKILL, 0}));
+}
+#endif
+
+TEST(Tcp, RanksThatDoNotComeAreWaitedForNoLongerThanTheDeadline) {
+  const int port = free_port();
+  for (const int rank : {0, 1}) {
+    try {
+      tcp_communicator(TcpPlace{rank, 2, "127.0.0.1", port}, with_deadline(0.3));
+      FAIL() << "alone, and connected";
+    } catch (const Unavailable& error) {
+      EXPECT_NE(std::string(error.what()).find("within the deadline"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(Tcp, TheEnvironmentSaysWhoIsWho) {
+  const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
+  ::unsetenv("WORLD_SIZE");
+  EXPECT_THROW(tcp_communicator(), Unavailable);
+  set("WORLD_SIZE", "1");
+  set("RANK", "1");
+  set("MASTER_PORT", std::to_string(free_port()));
+  EXPECT_THROW(tcp_communicator(), InvalidArgument);
+  set("RANK", "0");
+  const auto world = tcp_communicator();
+  EXPECT_EQ(world->size(), 1);
+  testing::check_self_message(*world);
+  EXPECT_THROW(tcp_communicator(TcpPlace{0, 2, "127.0.0.1", 70000}), InvalidArgument);
+  EXPECT_THROW(tcp_communicator(TcpPlace{2, 2, "127.0.0.1", 7000}), InvalidArgument);
+  for (const char* name : {"WORLD_SIZE", "RANK", "MASTER_PORT"}) ::unsetenv(name);
+}
+
+}  // namespace
+}  // namespace treeattn

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// States that travel from GPU to GPU: by one kernel over peer memory and by NCCL, ranks being threads.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <limits>
+#include <mutex>
+#include <random>
+
+#include "cuda/device_case.h"
+#include "decode_loop.h"
+#include "kernels/cuda/peer_exchange.h"
+#include "merge/rows.h"
+#include "parallel_checks.h"
+#include "treeattn/cuda.h"
+#include "treeattn/error.h"
+
+namespace treeattn {
+namespace {
+
+using testing_parallel::Failures;
+using testing_parallel::Loop;
+
+constexpr int kGpu = 0;
+int on_gpu(int) { return kGpu; }
+
+void expect_on_ranks(int ranks, const std::function<Failures(const std::shared_ptr<Communicator>&)>& check) {
+  std::mutex mutex;
+  run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
+    const Failures failures = check(world);
+    const std::scoped_lock lock(mutex);
+    for (const std::string& failure : failures) ADD_FAILURE() << "rank " << world->rank() << ": " << failure;
+  });
+}
+
+class Links : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (!cuda_problem().empty()) GTEST_SKIP() << "*** SKIPPED: " << cuda_problem() << " ***";
+  }
+};
+class PeerLink : public Links {};
+INSTANTIATE_TEST_SUITE_P(Ranks, PeerLink, testing::Values(1, 2, 3, 4, 8), testing::PrintToStringParamName());
+
+TEST_P(PeerLink, HasTheBitsOfOneRank) {
+  const auto cases = testing_parallel::prepared_cases(7, static_cast<std::size_t>(GetParam()) % 7, kGpu);
+  expect_on_ranks(GetParam(), [&](const auto& world) {
+    return testing_parallel::check_strategies(world, cases, {}, on_gpu, DeviceLink::kPeer);
+  });
+}
+
+TEST_P(PeerLink, WithUnequalShares) {
+  const auto cases = testing_parallel::prepared_cases(19, 2, kGpu);
+  const std::vector<double> weights = testing_parallel::uneven_weights(GetParam());
+  expect_on_ranks(GetParam(), [&](const auto& world) {
+    return testing_parallel::check_strategies(world, cases, weights, on_gpu, DeviceLink::kPeer);
+  });
+}
+
+// Many steps through the same mailboxes, and new ones when the shares change.
+TEST_P(PeerLink, DecodeLoopThroughRebalance) {
+  const int ranks = GetParam();
+  const Loop loop;
+  const auto want = loop.undisturbed(kGpu);
+  std::atomic<int> wrong = 0;
+  run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
+    ThreadPool pool(1);
+    KvCache cache(world, loop.config(), {}, kGpu);
+    ParallelAttention attention(world, {Strategy::kMerge, true, DeviceLink::kPeer});
+    const SequenceId id = cache.add_sequence();
+    loop.append(cache, id, 0, Loop::kPrompt);
+    for (std::int64_t step = 0; step < Loop::kSteps; ++step) {
+      if (step % 20 == 15) cache.rebalance(step < 20 ? testing_parallel::uneven_weights(ranks) : std::vector<double>{});
+      loop.append(cache, id, Loop::kPrompt + step, 1);
+      const std::vector<float> out = loop.decode(attention, cache, id, step, pool);
+      const std::span<const float> expected = want[static_cast<std::size_t>(step)];
+      if (!testing_parallel::same_bits(std::span<const float>(out), expected)) ++wrong;
+    }
+  });
+  EXPECT_EQ(wrong, 0);
+}
+
+class OneLink : public Links {};
+INSTANTIATE_TEST_SUITE_P(One, OneLink, testing::Values(1), testing::PrintToStringParamName());
+
+// Three ranks on one GPU in one kernel each, which wait for each other: many turns, and the bits of the operator.
+TEST_P(OneLink, OneKernelEach) {
+  using kernels::cuda::ExchangePlan;
+  using kernels::cuda::PeerExchange;
+  constexpr std::size_t kRanks = 3, kTurns = 40;
+  // Ranks with one, no and two blocks.
+  const ExchangePlan plan{{0, 1, 1, 3}, {{1, 2}, {0, 1}}, 37, 66, 0};
+  std::vector<std::unique_ptr<PeerExchange>> exchanges;
+  std::vector<PeerExchange::Address> all;
+  std::vector<std::unique_ptr<kernels::DeviceMemory>> own;
+  for (std::size_t r = 0; r < kRanks; ++r) {
+    exchanges.push_back(std::make_unique<PeerExchange>(kGpu, static_cast<int>(r), plan));
+    all.push_back(exchanges.back()->address());
+    own.push_back(std::make_unique<kernels::DeviceMemory>(2 * plan.block_floats() * sizeof(float)));
+  }
+  for (const auto& exchange : exchanges) exchange->connect(all);
+  cudaStream_t streams[kRanks] = {};
+  for (cudaStream_t& stream : streams) {
+    kernels::cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  }
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  for (std::size_t turn = 0; turn < kTurns; ++turn) {
+    std::vector<float> blocks(3 * plan.block_floats());
+    for (float& value : blocks) value = normal(random);
+    for (std::size_t row = 0; row < 3 * plan.rows; ++row) {
+      if (random() % 5 == 0) blocks[row * plan.row_floats] = -std::numeric_limits<float>::infinity();
+    }
+    for (std::size_t r = 0; r < kRanks; ++r) {
+      const auto first = static_cast<std::size_t>(plan.first_block[r]),
+                 last = static_cast<std::size_t>(plan.first_block[r + 1]);
+      kernels::cuda_check(cudaMemcpy(own[r]->as<float>(), blocks.data() + first * plan.block_floats(),
+                                     (last - first) * plan.block_floats() * sizeof(float), cudaMemcpyHostToDevice),
+                          "copy");
+    }
+    kernels::cuda_check(cudaDeviceSynchronize(), "copy");  // the streams below do not wait for it
+    std::vector<float*> roots;
+    for (std::size_t r = 0; r < kRanks; ++r) {
+      roots.push_back(exchanges[r]->exchange(own[r]->as<float>(), 20.0, streams[r]));
+    }
+    for (const auto& [lower, higher] : plan.merges) {
+      merge::merge_rows(blocks.data() + static_cast<std::size_t>(lower) * plan.block_floats(),
+                        blocks.data() + static_cast<std::size_t>(higher) * plan.block_floats(), plan.rows,
+                        plan.row_floats);
+    }
+    for (std::size_t r = 0; r < kRanks; ++r) {
+      kernels::cuda_check(cudaStreamSynchronize(streams[r]), "exchange");
+      ASSERT_TRUE(exchanges[r]->missing().empty());
+      std::vector<float> got(plan.block_floats());
+      kernels::cuda_check(cudaMemcpy(got.data(), roots[r], got.size() * sizeof(float), cudaMemcpyDeviceToHost), "copy");
+      ASSERT_TRUE(testing_parallel::same_bits(std::span<const float>(got),
+                                              std::span<const float>(blocks).first(plan.block_floats())))
+          << "rank " << r << ", turn " << turn;
+    }
+  }
+  for (cudaStream_t& stream : streams) cudaStreamDestroy(stream);
+}
+
+// A kernel that waits for a rank which never comes ends by itself and says which; it does not trap.
+TEST_P(OneLink, WaitingForALostRankEnds) {
+  using kernels::cuda::ExchangePlan;
+  using kernels::cuda::PeerExchange;
+  const ExchangePlan plan{{0, 1, 2, 3}, {{0, 1}, {0, 2}}, 5, 18, 0};
+  PeerExchange here(kGpu, 0, plan), there(kGpu, 1, plan), silent(kGpu, 2, plan);
+  const std::vector<PeerExchange::Address> all = {here.address(), there.address(), silent.address()};
+  EXPECT_TRUE(PeerExchange::share_a_gpu(all));
+  here.connect(all);
+  there.connect(all);
+  const std::vector<float> row(plan.block_floats(), 1.0f);
+  const kernels::DeviceMemory own(row.data(), row.size() * sizeof(float));
+  cudaStream_t streams[2] = {};
+  for (cudaStream_t& stream : streams) {
+    kernels::cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  }
+  here.exchange(own.as<float>(), 0.3, streams[0]);
+  there.exchange(own.as<float>(), 0.3, streams[1]);
+  for (cudaStream_t& stream : streams) {
+    kernels::cuda_check(cudaStreamSynchronize(stream), "the kernel must end without an error");
+    cudaStreamDestroy(stream);
+  }
+  EXPECT_EQ(here.missing(), std::vector<int>{2});
+  EXPECT_EQ(there.missing(), std::vector<int>{2});
+}
+
+TEST_P(OneLink, IsRefusedWhereARankHasNoGpu) {
+  const Loop loop;
+  for (const DeviceLink link : {DeviceLink::kPeer, DeviceLink::kNccl}) {
+    std::atomic<int> refused = 0;
+    run_ranks(2, [&](std::shared_ptr<Communicator> world) {
+      ThreadPool pool(1);
+      KvCache cache(world, loop.config(), {}, world->rank() == 0 ? kGpu : KvCache::kHost);
+      ParallelAttention attention(world, {Strategy::kMerge, false, link});
+      const SequenceId id = cache.add_sequence();
+      loop.append(cache, id, 0, Loop::kPrompt);
+      try {
+        loop.decode(attention, cache, id, 0, pool);
+      } catch (const InvalidArgument&) {
+        ++refused;
+      }
+    });
+    EXPECT_EQ(refused, 2);
+  }
+}
+
+// A rank that has left: named on all others, which go on without it.
+TEST_P(OneLink, SurvivorsOfALostRankGoOn) {
+  const Loop loop;
+  const auto want = loop.undisturbed(kGpu);
+  std::atomic<int> wrong = 0, recovered = 0;
+  RankOptions options;
+  options.deadline = Seconds(4.0);
+  run_ranks(
+      3,
+      [&](std::shared_ptr<Communicator> world) {
+        ThreadPool pool(1);
+        KvCache cache(world, loop.config(), {}, kGpu);
+        const ParallelOptions how{Strategy::kMerge, true, DeviceLink::kPeer};
+        auto attention = std::make_unique<ParallelAttention>(world, how);
+        const SequenceId id = cache.add_sequence();
+        loop.append(cache, id, 0, Loop::kPrompt);
+        for (std::int64_t step = 0; step < Loop::kSteps; ++step) {
+          if (step == 20 && world->size() == 3 && world->rank() == 1) return;
+          if (cache.length(id) == Loop::kPrompt + step) loop.append(cache, id, Loop::kPrompt + step, 1);
+          try {
+            const std::vector<float> out = loop.decode(*attention, cache, id, step, pool);
+            const std::span<const float> expected = want[static_cast<std::size_t>(step)];
+            if (!testing_parallel::same_bits(std::span<const float>(out), expected)) ++wrong;
+          } catch (const LostRanks& error) {
+            if (error.ranks() != std::vector<int>{1}) ++wrong;
+            world = world->shrink();
+            for (const TokenRange& range : cache.adopt(world)) loop.write(cache, range);
+            attention = std::make_unique<ParallelAttention>(world, how);
+            step = Loop::last_step(cache, id) - 1;
+            ++recovered;
+          }
+        }
+      },
+      options);
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(recovered, 2);
+}
+
+class NcclLink : public Links {
+ protected:
+  void SetUp() override {
+    Links::SetUp();
+    if (IsSkipped()) return;
+    if (!nccl_available()) GTEST_SKIP() << "*** SKIPPED: this build has no NCCL ***";
+    // NCCL 2.30 and later let several ranks have one GPU when told to.
+    ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+    if (GetParam() > 1) skip_where_ranks_cannot_share_a_gpu();
+  }
+
+  void skip_where_ranks_cannot_share_a_gpu() {
+    const Loop loop;
+    std::mutex mutex;
+    std::string reason;
+    run_ranks(GetParam(), [&](std::shared_ptr<Communicator> world) {
+      ThreadPool pool(1);
+      KvCache cache(world, loop.config(), {}, kGpu);
+      ParallelAttention attention(world, {Strategy::kMerge, true, DeviceLink::kNccl});
+      const SequenceId id = cache.add_sequence();
+      loop.append(cache, id, 0, Loop::kPrompt + 1);
+      try {
+        loop.decode(attention, cache, id, 0, pool);
+      } catch (const Unavailable& error) {
+        const std::scoped_lock lock(mutex);
+        reason = error.what();
+      }
+    });
+    if (!reason.empty()) {
+      GTEST_SKIP() << "*** SKIPPED: " << GetParam() << " ranks on one GPU over NCCL: " << reason << " ***";
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, NcclLink, testing::Values(1, 2, 3, 4), testing::PrintToStringParamName());
+
+TEST_P(NcclLink, EveryStrategyOnTheCaseList) {
+  const auto cases = testing_parallel::prepared_cases(11, static_cast<std::size_t>(GetParam()), kGpu);
+  expect_on_ranks(GetParam(), [&](const auto& world) {
+    return testing_parallel::check_strategies(world, cases, {}, on_gpu, DeviceLink::kNccl);
+  });
+}
+
+TEST_P(NcclLink, WithUnequalShares) {
+  const auto cases = testing_parallel::prepared_cases(37, 4, kGpu);
+  const std::vector<double> weights = testing_parallel::uneven_weights(GetParam());
+  expect_on_ranks(GetParam(), [&](const auto& world) {
+    return testing_parallel::check_strategies(world, cases, weights, on_gpu, DeviceLink::kNccl);
+  });
+}
+
+}  // namespace
+}  // namespace treeattn

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that are processes, connected by TCP, on one GPU: states by way of the host and through each other's memory
+// (CUDA IPC). This process itself never touches CUDA: what it forks could not use it any more.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "decode_loop.h"
+#include "parallel_checks.h"
+#include "tcp_ranks.h"
+#include "treeattn/cuda.h"
+#include "treeattn/error.h"
+
+namespace treeattn {
+namespace {
+
+using testing::run_tcp_processes;
+using testing_parallel::Loop;
+
+constexpr int kGpu = 0;
+constexpr int kSkipped = 77;
+int on_gpu(int) { return kGpu; }
+
+void require(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+class Processes : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    std::fflush(nullptr);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const std::string problem = cuda_problem();
+      if (!problem.empty()) std::printf("%s\n", problem.c_str());
+      std::fflush(nullptr);
+      ::_exit(problem.empty() ? 0 : kSkipped);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    if (WEXITSTATUS(status) == kSkipped) GTEST_SKIP() << "*** SKIPPED: no GPU, see above ***";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, Processes, ::testing::Values(2, 3, 4), ::testing::PrintToStringParamName());
+
+TEST_P(Processes, EveryLinkHasTheBitsOfOneRank) {
+  const int ranks = GetParam();
+  const std::vector<int> statuses = run_tcp_processes(ranks, [&](std::shared_ptr<Communicator> world) {
+    const auto cases = testing_parallel::prepared_cases(53, static_cast<std::size_t>(ranks), kGpu);
+    require(!cases.empty(), "no cases");
+    world->barrier();
+    for (const DeviceLink link : {DeviceLink::kHost, DeviceLink::kPeer}) {
+      const auto failures = testing_parallel::check_strategies(world, cases, {}, on_gpu, link);
+      for (const std::string& failure : failures) std::fprintf(stderr, "%s\n", failure.c_str());
+      require(failures.empty(), "see above");
+    }
+  });
+  EXPECT_EQ(statuses, std::vector<int>(static_cast<std::size_t>(ranks), 0));
+}
+
+// A process is killed in the middle of a loop. The kernels of the others, which wait for its states, end; the loss is
+// named, and the survivors go on with the same bits.
+TEST_P(Processes, SurvivorsOfAKilledProcessGoOn) {
+  const int ranks = GetParam();
+  RankOptions options;
+  options.deadline = Seconds(8.0);
+  const std::vector<int> statuses = run_tcp_processes(
+      ranks,
+      [&](std::shared_ptr<Communicator> world) {
+        const Loop loop;
+        const auto want = loop.undisturbed(kGpu);
+        world->barrier(Seconds(60));
+        ThreadPool pool(1);
+        KvCache cache(world, loop.config(), {}, kGpu);
+        const ParallelOptions how{Strategy::kMerge, true, DeviceLink::kPeer};
+        auto attention = std::make_unique<ParallelAttention>(world, how);
+        const SequenceId id = cache.add_sequence();
+        loop.append(cache, id, 0, Loop::kPrompt);
+        int recovered = 0;
+        for (std::int64_t step = 0; step < 30; ++step) {
+          if (step == 10 && world->size() == ranks && world->rank() == ranks - 1) ::raise(SIGKILL);
+          if (cache.length(id) == Loop::kPrompt + step) loop.append(cache, id, Loop::kPrompt + step, 1);
+          try {
+            const std::vector<float> out = loop.decode(*attention, cache, id, step, pool);
+            const std::span<const float> expected = want[static_cast<std::size_t>(step)];
+            require(testing_parallel::same_bits(std::span<const float>(out), expected), "other bits");
+          } catch (const LostRanks& error) {
+            require(error.ranks() == std::vector<int>{ranks - 1}, error.what());
+            world = world->shrink();
+            for (const TokenRange& range : cache.adopt(world)) loop.write(cache, range);
+            attention = std::make_unique<ParallelAttention>(world, how);
+            step = Loop::last_step(cache, id) - 1;
+            ++recovered;
+          }
+        }
+        require(recovered == 1, "nobody was missed");
+      },
+      options);
+  std::vector<int> expected(static_cast<std::size_t>(ranks), 0);
+  expected.back() = 128 + SIGKILL;
+  EXPECT_EQ(statuses, expected);
+}
+
+}  // namespace
+}  // namespace treeattn
