@@ -25,7 +25,7 @@ ROOMS = {
 
 # Folders beside src/ -> the rooms they may include, beyond the public headers.
 OUTSIDE = {
-    "tools": {"base", "plan", "kernels", "parallel"},
+    "tools": {"base", "plan", "kernels", "parallel", "model"},
     "bench": {"base", "plan", "kernels", "parallel"},
     "examples": set(),
     "python": set(),

@@ -1,24 +1,27 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs Debian packages this project needs, and only those that are missing.
-# Usage: scripts/deps.sh [build] [test]      (default: build)
+# Usage: scripts/deps.sh [build] [test] [browser]      (default: build)
 set -euo pipefail
 
 build=(g++ cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev libgtest-dev libhwloc-dev
-  libopenmpi-dev libpcre2-dev openmpi-bin)
+  libopenmpi-dev libpcre2-dev libsimgrid-dev openmpi-bin)
 # Also the compiler and the emulator for the other architecture.
 tests=(clang-format googletest iproute2 qemu-user)
 case $(uname -m) in
   aarch64) tests+=(g++-x86-64-linux-gnu) ;;
   x86_64) tests+=(g++-aarch64-linux-gnu) ;;
 esac
+# For the test that looks at the report. Apart from the others: 423 MB with what it needs.
+browser=(chromium fonts-dejavu-core)
 
 wanted=()
 for set in "${@:-build}"; do
   case $set in
     build) wanted+=("${build[@]}") ;;
     test) wanted+=("${build[@]}" "${tests[@]}") ;;
-    *) echo "deps.sh: unknown set '$set'; accepted: build, test" >&2; exit 2 ;;
+    browser) wanted+=("${browser[@]}") ;;
+    *) echo "deps.sh: unknown set '$set'; accepted: build, test, browser" >&2; exit 2 ;;
   esac
 done
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The counting operator new. It measures the library from outside, so the figure does not rest on the library's own
-// bookkeeping. Sizes are what malloc really set aside, as that is known again when the memory is given back.
+// bookkeeping. Sizes are what malloc really set aside, as that is known again when the memory is given back; of aligned
+// blocks, what was asked for.
 #include "allocation_counter.h"
 
 #include <malloc.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <new>
@@ -25,17 +27,29 @@ void* counted(void* memory) {
 
 void* allocate(std::size_t bytes) noexcept { return counted(std::malloc(bytes == 0 ? 1 : bytes)); }
 
-void* allocate(std::size_t bytes, std::size_t alignment) noexcept {
-  void* memory = nullptr;
-  if (alignment < sizeof(void*)) alignment = sizeof(void*);
-  if (::posix_memalign(&memory, alignment, bytes == 0 ? 1 : bytes) != 0) return nullptr;
-  return counted(memory);
-}
-
 void release(void* memory) noexcept {
   if (memory == nullptr) return;
   program_allocations().remove(::malloc_usable_size(memory));
   std::free(memory);
+}
+
+// malloc's usable size of an aligned block holds up to another alignment of addresses nobody touches, 2 MiB of them for
+// a large buffer. So what was asked for is counted, and stands in front of the block.
+void* allocate(std::size_t bytes, std::size_t alignment) noexcept {
+  alignment = std::max(alignment, 2 * sizeof(std::size_t));
+  void* memory = nullptr;
+  if (::posix_memalign(&memory, alignment, alignment + bytes) != 0) return nullptr;
+  void* block = static_cast<std::byte*>(memory) + alignment;
+  static_cast<std::size_t*>(block)[-1] = bytes;
+  program_allocations().add(bytes);
+  return block;
+}
+
+void release(void* block, std::size_t alignment) noexcept {
+  if (block == nullptr) return;
+  alignment = std::max(alignment, 2 * sizeof(std::size_t));
+  program_allocations().remove(static_cast<std::size_t*>(block)[-1]);
+  std::free(static_cast<std::byte*>(block) - alignment);
 }
 
 void* or_throw(void* memory) {
@@ -53,5 +67,9 @@ void* operator new(std::size_t bytes, std::align_val_t alignment) {
 }
 void operator delete(void* memory) noexcept { treeattn::tools::release(memory); }
 void operator delete(void* memory, std::size_t) noexcept { treeattn::tools::release(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { treeattn::tools::release(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { treeattn::tools::release(memory); }
+void operator delete(void* memory, std::align_val_t alignment) noexcept {
+  treeattn::tools::release(memory, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory, std::size_t, std::align_val_t alignment) noexcept {
+  treeattn::tools::release(memory, static_cast<std::size_t>(alignment));
+}

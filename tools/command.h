@@ -19,10 +19,14 @@ struct Command {
   std::function<int()> run;  // called after parsing, when app->parsed()
 };
 
-// One per file: info.cc, verify.cc, bench_attention.cc, bench_decode.cc.
+// One per file, named like the command.
 Command add_info(CLI::App& parent);
 Command add_verify(CLI::App& parent);
 Command add_bench_attention(CLI::App& parent);
 Command add_bench_decode(CLI::App& parent);
+Command add_simulate(CLI::App& parent);
+Command add_plan(CLI::App& parent);
+Command add_reproduce(CLI::App& parent);
+Command add_report(CLI::App& parent);
 
 }  // namespace treeattn::tools

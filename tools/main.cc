@@ -24,6 +24,9 @@ constexpr char kFooter[] = R"(Examples:
   treeattn bench attention --heads 32 --kv-heads 8 --dtype bf16 --tokens 128k
   treeattn bench decode --ranks 4                 tree against ring over four ranks
   mpirun -n 4 treeattn bench decode               the same over MPI
+  treeattn simulate --ranks 128                   the same on a cluster that is not there
+  treeattn plan --model llama-3.1-8b --context 1M how many devices, and how fast
+  treeattn reproduce latency                      a result of the paper beside ours
 
 Every subcommand has its own --help, with examples.
 
@@ -105,8 +108,9 @@ int run(int argc, char** argv) {
   bench->require_subcommand(1);
   bench->footer("Examples:\n  treeattn bench attention --quick\n  treeattn bench decode --quick");
 
-  const std::vector<Command> commands = {add_info(app), add_verify(app), add_bench_attention(*bench),
-                                         add_bench_decode(*bench)};
+  const std::vector<Command> commands = {
+      add_info(app),     add_verify(app), add_bench_attention(*bench), add_bench_decode(*bench),
+      add_simulate(app), add_plan(app),   add_reproduce(app),          add_report(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -126,6 +130,8 @@ int main(int argc, char** argv) {
   try {
     return tools::run(argc, argv);
   } catch (const InvalidArgument& error) {
+    return tools::fail_once(error.what(), tools::kBadUsage);
+  } catch (const BadFile& error) {
     return tools::fail_once(error.what(), tools::kBadUsage);
   } catch (const Unavailable& error) {
     return tools::fail_once(error.what(), tools::kUnavailable);

@@ -19,9 +19,11 @@ Progress::Progress(std::string label, std::size_t total)
 
 Progress::~Progress() { clear(); }
 
-void Progress::step(const std::string& what) {
+void Progress::step(const std::string& what) { at(done_ + 1, what); }
+
+void Progress::at(std::size_t done, const std::string& what) {
   using namespace std::chrono_literals;
-  ++done_;
+  done_ = done;
   if (!terminal_) return;
   const auto now = std::chrono::steady_clock::now();
   if (now - start_ < 2s || now - last_ < 100ms) return;

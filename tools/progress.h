@@ -20,6 +20,8 @@ class Progress {
 
   // Another step begins or has been done; `what` names it.
   void step(const std::string& what);
+  // So many steps have been done, and `what` says more.
+  void at(std::size_t done, const std::string& what);
   // Wipes the line, so that something else can be printed; the next step() draws it again.
   void clear();
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <iterator>
 #include <utility>
 
@@ -11,12 +10,6 @@
 #include "plan/tree_order.h"
 
 namespace treeattn::parallel {
-namespace {
-
-// Pieces a share is cut into: enough for the last of one to cost little, few enough to keep the kernels busy.
-constexpr std::size_t kPiecesPerShare = 16;
-
-}  // namespace
 
 // Where a rank on a GPU puts the pages it computes with next; kept from piece to piece.
 struct KvRing::GpuPages {
@@ -93,29 +86,47 @@ std::vector<std::span<std::byte>> spans_of(const ChunkMemory& page, const TokenB
 
 }  // namespace
 
-// Memory for one piece, and the messages that fill and empty it.
-struct KvRing::Slot {
-  std::shared_ptr<PageMemory> memory;
-  std::vector<Request> receives;
-  std::vector<Request> sends;
+// The pieces on their way: pages of the cache, and slots of one piece each.
+class KvRing::Load final : public RingLoad {
+ public:
+  Load(KvRing& ring, std::size_t slots, const Body& body)
+      : ring_(ring), body_(body), own_(ring.store_.batch(ring.layer_, ring.sequences_)), slots_(slots) {}
+
+  std::vector<Request> send_own(std::size_t piece) override { return ring_.send_own(ring_.own_[piece]); }
+  std::vector<Request> receive(std::size_t piece, std::size_t slot) override {
+    auto& memory = slots_[slot];
+    if (!memory) memory = std::make_shared<PageMemory>(ring_.store_.config(), ring_.largest_piece_);
+    return ring_.receive(ring_.incoming_[piece], memory, 0);
+  }
+  std::vector<Request> send(std::size_t piece, std::size_t slot) override {
+    return ring_.send(ring_.incoming_[piece], slots_[slot], 0);
+  }
+  void work_on_own(std::size_t piece) override { body_(own_, ring_.own_[piece].nodes); }
+  void work_on(std::size_t piece, std::size_t slot) override {
+    const RingPiece& incoming = ring_.incoming_[piece];
+    body_(ring_.batch_of({&incoming, 1}, *slots_[slot]), incoming.nodes);
+  }
+
+ private:
+  KvRing& ring_;
+  const Body& body_;
+  const KvBatch own_;
+  std::vector<std::shared_ptr<PageMemory>> slots_;
 };
 
 KvRing::~KvRing() = default;
 
 KvRing::KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequences)
-    : store_(store), comm_(*store.communicator()), layer_(layer), sequences_(sequences.begin(), sequences.end()) {
+    : store_(store),
+      comm_(*store.communicator()),
+      layer_(layer),
+      sequences_(sequences.begin(), sequences.end()),
+      place_(comm_) {
   for (const SequenceId id : sequences_) lengths_.push_back(store.length(id));
-  const int size = comm_.size();
-  // Neighbours on the ring are neighbours in the cluster.
-  const std::vector<int> ring = plan::ranks_by_node(comm_.node_of_rank());
-  const int place = static_cast<int>(std::find(ring.begin(), ring.end(), comm_.rank()) - ring.begin());
-  const auto rank_at = [&](int p) { return ring[static_cast<std::size_t>((p % size + size) % size)]; };
-  left_ = rank_at(place - 1);
-  right_ = rank_at(place + 1);
   own_ = pieces_of(comm_.rank());
   most_pieces_ = own_.size();
-  for (int step = 1; step < size; ++step) {
-    std::vector<RingPiece> pieces = pieces_of(rank_at(place - step));
+  for (int step = 1; step < comm_.size(); ++step) {
+    std::vector<RingPiece> pieces = pieces_of(place_.before(step));
     most_pieces_ = std::max(most_pieces_, pieces.size());
     std::move(pieces.begin(), pieces.end(), std::back_inserter(incoming_));
   }
@@ -166,14 +177,14 @@ std::vector<Request> KvRing::receive(const RingPiece& piece, const std::shared_p
                                      std::size_t first_page) {
   return start_messages(
       piece, [&](const RingPiece::Page& page) { return memory->page(first_page++, page.tokens); },
-      [&](std::span<std::byte> bytes) { return comm_.receive(left_, bytes, memory); });
+      [&](std::span<std::byte> bytes) { return comm_.receive(place_.left(), bytes, memory); });
 }
 
 std::vector<Request> KvRing::send(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory,
                                   std::size_t first_page) {
   return start_messages(
       piece, [&](const RingPiece::Page& page) { return memory->page(first_page++, page.tokens); },
-      [&](std::span<std::byte> bytes) { return comm_.send(right_, bytes, memory); });
+      [&](std::span<std::byte> bytes) { return comm_.send(place_.right(), bytes, memory); });
 }
 
 // From where the pages lie, or, where messages cannot reach that, from a copy.
@@ -185,7 +196,7 @@ std::vector<Request> KvRing::send_own(const RingPiece& piece) {
   }
   return start_messages(
       piece, [&](const RingPiece::Page& page) { return store_.chunk(layer_, sequences_[page.sequence], page.chunk); },
-      [&](std::span<std::byte> bytes) { return comm_.send(right_, bytes, store_.memory()); });
+      [&](std::span<std::byte> bytes) { return comm_.send(place_.right(), bytes, store_.memory()); });
 }
 
 void KvRing::copy_own(const RingPiece& piece, PageMemory& memory, std::size_t first_page) const {
@@ -237,51 +248,12 @@ std::array<const std::byte*, 4> KvRing::upload(const PageMemory& memory) {
 }
 
 void KvRing::pass_round(const Body& body) {
-  std::deque<std::vector<Request>> own_sends;
-  // One slot more than a share has pieces. With fewer, everybody could wait for the right neighbour to take a piece,
-  // and it for its own: my piece i is its piece i + my own share, and takes the slot of one that went before piece i.
-  std::vector<Slot> slots(std::min(incoming_.size(), most_pieces_ + 1));
-  std::size_t posted = 0;
-  const auto slot_of = [&](std::size_t piece) -> Slot& { return slots[piece % slots.size()]; };
-  // A slot takes its next piece once the last one has been worked on and sent on.
-  const auto post_receives = [&](std::size_t worked_on) {
-    while (posted < incoming_.size() && posted < worked_on + slots.size()) {
-      Slot& slot = slot_of(posted);
-      if (!slot.memory) slot.memory = std::make_shared<PageMemory>(store_.config(), largest_piece_);
-      comm_.wait_all(slot.sends);
-      slot.sends.clear();
-      slot.receives = receive(incoming_[posted], slot.memory, 0);
-      ++posted;
-    }
-  };
-  const auto keep_moving = [&] {
-    for (Slot& slot : slots) {
-      for (Request& request : slot.receives) comm_.test(request);
-    }
-  };
-
-  const KvBatch own = store_.batch(layer_, sequences_);
-  post_receives(0);
-  if (comm_.size() > 1) {
-    for (const RingPiece& piece : own_) own_sends.push_back(send_own(piece));
-  }
-  for (const RingPiece& piece : own_) {
-    body(own, piece.nodes);
-    keep_moving();
-  }
-  for (std::size_t i = 0; i < incoming_.size(); ++i) {
-    const RingPiece& piece = incoming_[i];
-    post_receives(i);
-    Slot& slot = slot_of(i);
-    comm_.wait_all(slot.receives);
-    slot.receives.clear();
-    if (piece.rank != right_) slot.sends = send(piece, slot.memory, 0);
-    body(batch_of({&piece, 1}, *slot.memory), piece.nodes);
-    keep_moving();
-  }
-  for (Slot& slot : slots) comm_.wait_all(slot.sends);
-  for (auto& requests : own_sends) comm_.wait_all(requests);
-  for (int step = 1; step < comm_.size(); ++step) comm_.count_step();
+  RingPieces pieces;
+  pieces.own = own_.size();
+  for (const RingPiece& piece : incoming_) pieces.incoming.push_back(piece.rank);
+  pieces.most = most_pieces_;
+  Load load(*this, pieces.slots(), body);
+  parallel::pass_round(comm_, place_, pieces, load);
 }
 
 void KvRing::collect(const Body& body) {
@@ -307,7 +279,7 @@ void KvRing::collect(const Body& body) {
   }
   for (std::size_t i = own_.size(); i < all.size(); ++i) {
     comm_.wait_all(receives[i]);
-    if (all[i].rank != right_) keep(send(all[i], memory, first_page[i]));
+    if (all[i].rank != place_.right()) keep(send(all[i], memory, first_page[i]));
   }
   comm_.wait_all(sends);
   for (int step = 1; step < comm_.size(); ++step) comm_.count_step();

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// K and V going round the ranks: the moving part of Ring Attention.
-//
-// Every rank's share is cut into pieces of whole branches. A rank sends its own pieces to its right neighbour, then
-// passes on what comes from the left, up to what the right neighbour had itself. Pieces are handed out as they arrive,
-// while the next ones are under way: communication hides behind computation as far as there is any.
+// K and V going round the ranks. Every rank's share is cut into pieces of whole branches, which ring_pass.h moves and
+// which are handed out as they arrive.
 #pragma once
 
 #include <array>
@@ -15,6 +12,7 @@
 #include <vector>
 
 #include "parallel/kv_store.h"
+#include "parallel/ring_pass.h"
 #include "plan/node_set.h"
 #include "treeattn/communicator.h"
 
@@ -49,7 +47,7 @@ class KvRing {
   void collect(const Body& body);
 
  private:
-  struct Slot;
+  class Load;
   struct GpuPages;
 
   std::vector<RingPiece> pieces_of(int rank) const;
@@ -68,8 +66,7 @@ class KvRing {
   int layer_;
   std::vector<SequenceId> sequences_;
   std::vector<std::int64_t> lengths_;
-  int left_ = 0;
-  int right_ = 0;
+  RingPlace place_;
   std::vector<RingPiece> own_;
   std::vector<RingPiece> incoming_;  // in the order they arrive
   std::size_t largest_piece_ = 0;    // pages

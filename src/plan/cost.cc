@@ -40,6 +40,7 @@ void check(const Network& network, const Shares& shares, const ReductionSize& si
           "kv_bytes_of_rank holds {} values; accepted: none or one per rank, {}", size.kv_bytes_of_rank.size(), ranks);
   require(size.attention_bytes_per_s >= 0, "attention_bytes_per_s = {}; accepted: 0 or more",
           size.attention_bytes_per_s);
+  require(size.launch_s >= 0, "launch_s = {}; accepted: 0 or more", size.launch_s);
 }
 
 double seconds_at(std::uint64_t bytes, double bytes_per_s) { return static_cast<double>(bytes) / bytes_per_s; }
@@ -47,8 +48,8 @@ double seconds_at(std::uint64_t bytes, double bytes_per_s) { return static_cast<
 // Attention to the largest share.
 double slowest_work(const ReductionSize& size) {
   if (size.kv_bytes_of_rank.empty() || size.attention_bytes_per_s == 0) return 0;
-  return seconds_at(*std::max_element(size.kv_bytes_of_rank.begin(), size.kv_bytes_of_rank.end()),
-                    size.attention_bytes_per_s);
+  const std::uint64_t largest = *std::max_element(size.kv_bytes_of_rank.begin(), size.kv_bytes_of_rank.end());
+  return size.launch_s + seconds_at(largest, size.attention_bytes_per_s);
 }
 
 // Adds up rounds.

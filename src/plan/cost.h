@@ -35,6 +35,7 @@ struct ReductionSize {
   // it asks for them; elsewhere empty means that local work costs nothing.
   std::vector<std::uint64_t> kv_bytes_of_rank = {};
   double attention_bytes_per_s = 0;  // 0: local work costs nothing
+  double launch_s = 0;               // before the work on each share
 
   std::uint64_t state_bytes() const { return static_cast<std::uint64_t>(rows * (v_dim + 2)) * sizeof(float); }
 };
@@ -53,8 +54,8 @@ struct Cost {
 //   and the merge at its receiver. Messages that leave one node, or enter it, share its adapters.
 // - kPaper and kTwoPhase: trees over the ranks in order of rank, a message for every rank, empty or not.
 // - kRing: a rank sends to the next one in the order of the nodes. A step lasts as long as its slowest message or the
-// work on the largest share,
-//   whichever takes longer; the last share that comes is worked on after the last step. Empty shares are not sent.
+//   work on the largest share, whichever takes longer; the last share that comes is worked on after the last step.
+//   Empty shares are not sent.
 Cost cost_of(Strategy strategy, const Network& network, const Shares& shares, const ReductionSize& size,
              bool canonical = true);
 

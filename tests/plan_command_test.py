@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The command `treeattn plan`, from outside: its JSON, its messages and exit codes.
+
+Usage: plan_command_test.py TREEATTN
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+KEYS = ["model", "weights_type", "kv_type", "context", "batch", "cluster", "devices", "devices_needed", "nodes",
+        "split_weights", "placement", "chunk_tokens", "branches", "weights_bytes", "kv_bytes", "states_bytes",
+        "workspace_bytes", "total_bytes", "usable_bytes", "longest_context", "strategy", "us", "weights_us",
+        "attention_us", "exchange_us", "split_weights_us", "memory_limit", "time_limit", "strategies"]
+failures = []
+
+
+def expect(holds, what):
+    if not holds:
+        failures.append(what)
+
+
+def run(*options):
+    return subprocess.run([sys.argv[1], "plan", *options], capture_output=True, text=True, timeout=120)
+
+
+def plan(*options):
+    done = run(*options, "--json")
+    expect(done.returncode == 0, f"{options}: exit code {done.returncode}: {done.stderr}")
+    out = json.loads(done.stdout)
+    expect(list(out) == KEYS, f"{options}: keys {list(out)}")
+    parts = [out[key] for key in ["weights_bytes", "kv_bytes", "states_bytes", "workspace_bytes"]]
+    expect(sum(parts) == out["total_bytes"] <= out["usable_bytes"], f"{options}: bytes {parts}")
+    times = [out[key] for key in ["weights_us", "attention_us", "exchange_us", "split_weights_us"]]
+    expect(abs(sum(times) - out["us"]) < 1e-6 * out["us"], f"{options}: times {times}")
+    expect(out["strategies"][0]["strategy"] == out["strategy"], f"{options}: another strategy is best")
+    return out
+
+
+def expect_error(options, *parts):
+    done = run(*options)
+    expect(done.returncode == 2 and done.stdout == "", f"{options}: exit code {done.returncode}, {done.stdout}")
+    for part in parts:
+        expect(part in done.stderr, f"{options}: \"{part}\" is not in: {done.stderr}")
+    return done.stderr
+
+
+def check_plans():
+    found = plan("--model", "llama-3.1-8b", "--context", "1M")
+    expect(found["weights_bytes"] == 16060522496, f"weights of 8B: {found['weights_bytes']}")
+    expect(found["devices"] == found["devices_needed"] > 1, f"8B at 1M: {found['devices']} devices")
+    given = plan("--model", "llama-3.1-8b", "--context", "1M", "--devices", "16")
+    expect(given["devices_needed"] == found["devices"] and given["nodes"] == 2, "16 given: another need")
+    expect(given["us"] < found["us"], "16 devices are slower than the fewest")
+    smaller = plan("--model", "llama-3.1-8b", "--context", "1M", "--kv-type", "int8", "--weights-type", "int8")
+    expect(smaller["devices"] < found["devices"], "int8 needs as many devices")
+
+    # The inverse: what is said to be the longest fits, one token more does not.
+    model = ["--model", "llama-3.2-1b", "--cluster", "rtx4090", "--devices", "2"]
+    longest = plan(*model, "--longest")["context"]
+    plan(*model, "--context", str(longest))
+    error = expect_error([*model, "--context", str(longest + 1)], "does not fit", f"--context {longest}", "--devices 3")
+    # What would work does work.
+    plan(*model[:-2], "--context", str(longest + 1), *re.search(r"--devices \d+", error)[0].split())
+    text = run("--model", "llama-3.1-8b", "--context", "1M")
+    expect(all(word in text.stdout for word in ["devices", "placement", "K and V", "best", "limits"]), text.stdout)
+
+
+def check_directory():
+    shape = {"model_type": "llama", "vocab_size": 1024, "hidden_size": 256, "num_hidden_layers": 6,
+             "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 704,
+             "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": True,
+             "hidden_act": "silu"}
+    with tempfile.TemporaryDirectory() as folder:
+        done = run("--model", folder)
+        expect(done.returncode in (1, 2) and "config.json" in done.stderr, f"no config.json: {done.returncode}, {done.stderr}")
+        (pathlib.Path(folder) / "config.json").write_text(json.dumps(shape))
+        small = plan("--model", folder, "--context", "1024", "--batch", "3")
+        layer = 256 * 256 * 2 + 256 * 64 * 2 + 3 * 256 * 704 + 2 * 256
+        expect(small["weights_bytes"] == 2 * (6 * layer + 256 + 1024 * 256), f"weights: {small['weights_bytes']}")
+        expect(small["kv_bytes"] == 3 * 1024 * 6 * 2 * 2 * 32 * 2, f"K and V: {small['kv_bytes']}")
+
+
+def check_errors():
+    error = expect_error(["--model", "llama-3.1-70b"], "does not fit", "weights", "--split-weights", "--cluster mi300x")
+    expect("--kv-type" not in error, f"70B does not fit by another type of K and V: {error}")
+    plan("--model", "llama-3.1-70b", "--split-weights")
+    expect_error(["--model", "llama-7"], "llama-7", "llama-3.1-8b", "config.json")
+    expect_error(["--context", "12x"], "--context", "12x", "accepted")
+    expect_error(["--context", "0"], "--context", "accepted")
+    expect_error(["--batch", "0"], "--batch", "accepted")
+    expect_error(["--devices", "5000"], "--devices", "4096")
+    expect_error(["--cluster", "nowhere"], "nowhere", "dgx-h100")
+    expect_error(["--kv-type", "int4"], "--kv-type", "int4", "fp8")
+    expect_error(["--weights-type", "fp8"], "--weights-type", "fp8", "int8")
+
+
+check_plans()
+check_directory()
+check_errors()
+for failure in failures:
+    print(failure, file=sys.stderr)
+sys.exit(1 if failures else 0)

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`treeattn reproduce` and `treeattn report`, from outside: the data, the page and the SVG files; and the page in a real
+browser, where every figure must be drawn.
+
+Usage: report_test.py TREEATTN [--browser]; with --browser only that part: exit status 77 where there is no Chromium
+(scripts/deps.sh browser).
+"""
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as xml
+
+KEYS = ["name", "title", "paper", "command", "figures", "tables", "comparisons", "targets", "notes"]
+SOURCES = {"measured", "simulated", "closed form", "paper"}
+failures = []
+
+
+def expect(holds, what):
+    if not holds:
+        failures.append(what)
+
+
+def run(*command, timeout=300):
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+
+
+def check_outcome(outcome):
+    name = outcome["name"]
+    expect(list(outcome) == KEYS, f"{name}: keys {list(outcome)}")
+    expect(outcome["figures"], f"{name}: no figure")
+    expect(f"reproduce {name}" in outcome["command"], f"{name}: command {outcome['command']}")
+    for figure in outcome["figures"]:
+        for series in figure["series"]:
+            where = f"{name}, {figure['id']}, {series['name']}"
+            expect(series["source"] in SOURCES, f"{where}: source {series['source']}")
+            expect(len(series["x"]) == len(series["y"]) > 0, f"{where}: no points")
+            expect(all(y > 0 for y in series["y"]), f"{where}: values {series['y']}")
+    for line in outcome["comparisons"]:
+        expect(abs(line["ratio"] - line["ours"] / line["paper"]) < 1e-9 and line["why"], f"{name}: {line}")
+    for target in outcome["targets"]:
+        expect(target["holds"], f"{name}: missed: {target}")
+
+
+def make_report(treeattn, folder):
+    """All experiments in small, by the closed form where time is asked for: quick, and the same on every machine."""
+    done = run(treeattn, "reproduce", "all", "--quick", "--closed-form", "--json", "--out", str(folder / "data"))
+    expect(done.returncode == 0, f"reproduce: exit code {done.returncode}: {done.stderr}")
+    expect("skipped uneven" in done.stderr, f"uneven needs a simulator, and nothing says so: {done.stderr}")
+    outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+    for outcome in outcomes:
+        check_outcome(outcome)
+        written = json.loads((folder / "data" / f"{outcome['name']}.json").read_text())
+        expect(written == outcome, f"{outcome['name']}: the file differs from stdout")
+    done = run(treeattn, "report", "--data", str(folder / "data"), "--out", str(folder / "report.html"), "--figures",
+               str(folder / "figures"))
+    expect(done.returncode == 0, f"report: exit code {done.returncode}: {done.stderr}")
+    return outcomes
+
+
+def check_files(outcomes, folder):
+    """Well-formed XML throughout, every figure once, nothing from outside."""
+    ids = {"reduction-tree", "ring"} | {figure["id"] for outcome in outcomes for figure in outcome["figures"]}
+    expect({path.stem for path in (folder / "figures").glob("*.svg")} == ids, "SVG files: others than the figures")
+    for path in (folder / "figures").glob("*.svg"):
+        expect(xml.parse(path).getroot().get("data-figure") == path.stem, f"{path.name}: another figure")
+    page = (folder / "report.html").read_text()
+    expect(not re.search(r'(?:src|href)="(?!#)', page), "the page names another file or address")
+    root = xml.fromstring(page.replace("<!DOCTYPE html>", ""))
+    drawn = [node.get("data-figure") for node in root.iter("{http://www.w3.org/2000/svg}svg")]
+    expect(sorted(drawn) == sorted(ids), f"the page has the figures {drawn}")
+    for outcome in outcomes:
+        expect(outcome["command"] in page, f"the page does not say: {outcome['command']}")
+
+
+def check_usage(treeattn, folder):
+    listed = [line.split()[0] for line in run(treeattn, "reproduce", "--list").stdout.splitlines()[1:]]
+    expect("latency" in listed and "memory" in listed and len(set(listed)) == len(listed), f"listed: {listed}")
+    (folder / "broken").mkdir()
+    (folder / "broken" / "latency.json").write_text('{"name": "latency"}')
+    for command, part in [(["reproduce", "nothing"], "latency"), (["reproduce"], "--list"),
+                          (["reproduce", "latency", "--simulator", "/nowhere"], "/nowhere"),
+                          (["report"], "--data"), (["report", "--data", "/nowhere"], "/nowhere"),
+                          (["report", "--data", str(folder)], "no data")]:
+        done = run(treeattn, *command)
+        expect(done.returncode == 2 and part in done.stderr, f"{command}: {done.returncode}, {done.stderr}")
+    done = run(treeattn, "report", "--data", str(folder / "broken"))
+    expect(done.returncode in (1, 2) and "latency.json" in done.stderr, f"broken data: {done.returncode}, {done.stderr}")
+    done = run(treeattn, "reproduce", "uneven", "--closed-form")
+    expect(done.returncode == 3, f"uneven without a simulator: exit code {done.returncode}")
+
+
+# What the page must show, looked up by the browser itself after layout.
+PROBE = """
+<script>
+const seen = [];
+for (const svg of document.querySelectorAll('svg[data-figure]')) {
+  const lines = [...svg.querySelectorAll('.ta-line:not(.ta-key)')];
+  const marks = [...svg.querySelectorAll('.ta-mark:not(.ta-key)')];
+  const box = svg.getBoundingClientRect();
+  const inside = node => { const b = node.getBoundingClientRect();
+    return b.left >= box.left - 1 && b.right <= box.right + 1 && b.top >= box.top - 1 && b.bottom <= box.bottom + 1; };
+  seen.push({id: svg.dataset.figure, wide: box.width, high: box.height,
+    series: +svg.dataset.series, points: +svg.dataset.points, lines: lines.length, marks: marks.length,
+    drawn: marks.filter(m => m.getBBox().width > 0 && inside(m) &&
+      getComputedStyle(m).stroke !== 'none' && getComputedStyle(m).stroke !== getComputedStyle(svg).backgroundColor).length,
+    texts: [...svg.querySelectorAll('text')].filter(inside).length, all_texts: svg.querySelectorAll('text').length});
+}
+document.title = 'probed';
+const out = document.createElement('pre');
+out.id = 'probe';
+out.textContent = JSON.stringify({figures: seen, back: getComputedStyle(document.body).backgroundColor});
+document.body.appendChild(out);
+</script>
+"""
+
+
+def probe(browser, page, *flags):
+    done = run(browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,2000", *flags, "--dump-dom",
+               f"file://{page}", timeout=120)
+    found = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
+    expect(found, f"the browser shows no page: {done.stderr[-500:]}")
+    return json.loads(found[1]) if found else {"figures": [], "back": ""}
+
+
+def check_browser(browser, outcomes, folder):
+    page = folder / "probe.html"
+    page.write_text((folder / "report.html").read_text().replace("</body>", PROBE + "</body>"))
+    wanted = 2 + sum(len(outcome["figures"]) for outcome in outcomes)
+    light, dark = probe(browser, page), probe(browser, page, "--blink-settings=preferredColorScheme=0")
+    expect(light["back"] != dark["back"], f"light and dark have the same background, {light['back']}")
+    for theme, seen in [("light", light), ("dark", dark)]:
+        expect(len(seen["figures"]) == wanted, f"{theme}: {len(seen['figures'])} figures, {wanted} wanted")
+        for figure in seen["figures"]:
+            whole = (figure["lines"] == figure["series"] > 0 and figure["marks"] == figure["drawn"] == figure["points"] > 0
+                     and figure["texts"] == figure["all_texts"] and figure["wide"] > 300 and figure["high"] > 200)
+            expect(whole, f"{theme}: not all of {figure['id']} is drawn: {figure}")
+
+
+def main():
+    treeattn = sys.argv[1]
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    browser_only = "--browser" in sys.argv
+    if browser_only and not browser:
+        print("SKIPPED: no Chromium on this machine (scripts/deps.sh browser installs it): the page was not looked at")
+        sys.exit(77)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        outcomes = make_report(treeattn, folder)
+        if browser_only:
+            check_browser(browser, outcomes, folder)
+        else:
+            check_files(outcomes, folder)
+            check_usage(treeattn, folder)
+    for failure in failures:
+        print("FAILED:", failure)
+    sys.exit(1 if failures else 0)
+
+
+main()

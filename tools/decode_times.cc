@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "decode_times.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "base/check.h"
+#include "child_process.h"
+#include "plan/cluster.h"
+#include "simulation_job.h"
+
+namespace treeattn::tools {
+namespace {
+
+int branches_for(const DecodePoint& point) {
+  return std::max(256, static_cast<int>(std::bit_ceil(static_cast<unsigned>(point.ranks))));
+}
+
+std::string cluster_text(const DecodePoint& point) {
+  return plan::cluster_text(point.cluster) + "\n" + point.cluster_lines;
+}
+
+// A simulation takes time like the messages it sends.
+bool quick_to_simulate(const DecodePoint& point) {
+  switch (point.strategy) {
+    case Strategy::kRing:
+      return point.ranks <= 128;
+    case Strategy::kButterfly:
+    case Strategy::kGather:
+      return point.ranks <= 1024;
+    default:
+      return point.ranks <= 4096;
+  }
+}
+
+SimulationJob job_of(const DecodePoint& point) {
+  SimulationJob job;
+  job.cluster = cluster_text(point);
+  job.origin = point.cluster;
+  job.ranks = point.ranks;
+  job.ranks_per_node = point.ranks_per_node;
+  job.shape.batch = point.batch;
+  job.shape.queries = point.queries;
+  job.shape.heads = point.heads;
+  job.shape.kv_heads = point.kv_heads;
+  job.shape.head_dim = point.head_dim;
+  job.shape.dtype = point.dtype;
+  job.shape.q_dtype = default_q_dtype(point.dtype);
+  job.tokens = {point.tokens};
+  job.strategies = {point.strategy};
+  job.branches = branches_for(point);
+  job.overhead_s = 1e-6 * point.overhead_us;
+  return job;
+}
+
+}  // namespace
+
+DecodeTime closed_form(const DecodePoint& point) {
+  const plan::Cluster cluster = plan::parse_cluster(cluster_text(point), point.cluster);
+  const plan::Network network = cluster.network(point.ranks, point.ranks_per_node);
+  const plan::Shares shares =
+      plan::Shares::weighted(branches_for(point), plan::ranks_by_node(network.node_of_rank), {});
+  plan::ReductionSize size{.rows = point.batch * point.queries * point.heads, .v_dim = point.head_dim};
+  const std::uint64_t row_bytes = static_cast<std::uint64_t>(point.head_dim) * dtype_size(point.dtype);
+  const std::uint64_t token_bytes = 2 * static_cast<std::uint64_t>(point.kv_heads) * row_bytes;
+  const std::uint64_t tokens = static_cast<std::uint64_t>(point.tokens * point.batch);
+  const std::uint64_t ranks = static_cast<std::uint64_t>(point.ranks);
+  size.kv_bytes_of_rank.assign(ranks, (tokens + ranks - 1) / ranks * token_bytes);
+  size.attention_bytes_per_s = cluster.device_bytes_per_s;
+  const plan::Cost cost = plan::cost_of(point.strategy, network, shares, size);
+  DecodeTime time;
+  const double attending = static_cast<double>(size.kv_bytes_of_rank[0]) / size.attention_bytes_per_s;
+  time.local_us = 1e6 * (attending + cluster.launch_s);
+  time.us = 1e6 * (cost.seconds + cluster.launch_s) + point.overhead_us;
+  time.reduce_us = std::max(0.0, 1e6 * (cost.seconds - attending));
+  time.steps = static_cast<double>(cost.steps);
+  time.bytes_per_rank = static_cast<double>(cost.bytes) / point.ranks;
+  time.closed_form_us = time.us;
+  return time;
+}
+
+DecodeTime DecodeTimes::at(const DecodePoint& point) {
+  if (!can_simulate() || !quick_to_simulate(point)) return closed_form(point);
+  const DecodeTime time = simulate(point);
+  if (point.cluster_lines.empty()) {
+    const double distance = std::fabs(time.us / time.closed_form_us - 1);
+    largest_distance_ = std::max(distance, largest_distance_.value_or(0));
+  }
+  return time;
+}
+
+DecodeTime DecodeTimes::simulate(const DecodePoint& point) {
+  const std::string job = job_of(point).to_json();
+  if (const auto found = known_.find(job); found != known_.end()) return found->second;
+  std::optional<SimulationLine> line;
+  const int status = run_child(simulator_, job, [&](const std::string& text) {
+    if (text.starts_with('{')) line = SimulationLine::from_json(text);  // else: how far it has come
+  });
+  if (status != 0 || !line)
+    throw Error(fmt::format("{} ended with status {} for {}", simulator_.string(), status, job));
+  if (!line->failure.empty()) throw Error(fmt::format("a check of the simulation failed: {}", line->failure));
+  DecodeTime time;
+  time.us = line->us;
+  time.local_us = line->local_us;
+  time.reduce_us = std::max(0.0, line->us - line->local_us - point.overhead_us);
+  time.steps = static_cast<double>(line->steps);
+  time.bytes_per_rank = static_cast<double>(line->bytes) / point.ranks;
+  time.closed_form_us = line->closed_form_us;
+  time.source = Source::kSimulated;
+  return known_[job] = time;
+}
+
+}  // namespace treeattn::tools

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model_size.h"
+
+#include <fmt/ranges.h>
+
+#include <filesystem>
+
+#include "base/check.h"
+#include "kernels/model_ops.h"
+
+namespace treeattn::tools {
+namespace {
+
+std::uint64_t weight_bytes(std::int64_t weights, DType dtype) {
+  const std::uint64_t count = static_cast<std::uint64_t>(weights);
+  const std::uint64_t scales = dtype == DType::kInt8 ? count / kernels::kWeightGroup * sizeof(float) : 0;
+  return count * dtype_size(dtype) + scales;
+}
+
+}  // namespace
+
+model::LlamaConfig find_model(const std::string& name_or_directory) {
+  for (const std::string_view known : model::known_shapes()) {
+    if (name_or_directory == known) return model::known_shape(known);
+  }
+  const std::filesystem::path path(name_or_directory);
+  base::require(std::filesystem::is_directory(path), "--model is \"{}\"; accepted: {}, or a directory with config.json",
+                name_or_directory, fmt::join(model::known_shapes(), ", "));
+  return model::read_config(path / "config.json");
+}
+
+plan::ModelSize model_size(const model::LlamaConfig& config, DType weights, DType kv) {
+  plan::ModelSize size;
+  size.layers = config.layers;
+  size.hidden = config.hidden;
+  size.heads = config.heads;
+  size.kv_heads = config.kv_heads;
+  size.head_dim = config.head_dim;
+  size.feed_forward = config.feed_forward;
+  size.vocab = config.vocab;
+  // A tied table of embeddings is the last matrix too, and read as such.
+  const std::int64_t looked_up = config.tied_embeddings ? 0 : config.vocab * config.hidden;
+  size.read_weights = config.parameters() - looked_up;
+  size.weight_bytes = weight_bytes(config.parameters(), weights);
+  size.read_weight_bytes = weight_bytes(size.read_weights, weights);
+  size.kv_row_bytes =
+      static_cast<std::uint64_t>(config.head_dim) * dtype_size(kv) + (kv == DType::kInt8 ? sizeof(float) : 0);
+  return size;
+}
+
+}  // namespace treeattn::tools

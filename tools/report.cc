@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// treeattn report: what `treeattn reproduce --out DIR` wrote, as one page of HTML and as SVG files.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "command.h"
+#include "experiments.h"
+#include "report_page.h"
+#include "svg_chart.h"
+
+namespace treeattn::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ReportOptions {
+  std::string data, out = "report.html", figures;
+};
+
+Outcome read_outcome(const fs::path& file) {
+  std::ifstream stream(file);
+  std::stringstream text;
+  text << stream.rdbuf();
+  if (!stream) throw BadFile(fmt::format("{}: cannot be read", file.string()));
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(text.str(), nullptr, false);
+  if (json.is_discarded())
+    throw BadFile(fmt::format("{}: not JSON; accepted: what `treeattn reproduce` writes", file.string()));
+  return outcome_of(json, file.string());
+}
+
+// In the order of the list of experiments.
+std::vector<Outcome> read_data(const fs::path& directory) {
+  base::require(fs::is_directory(directory), "--data is \"{}\"; accepted: a directory made by treeattn reproduce --out",
+                directory.string());
+  std::vector<Outcome> out;
+  for (const Experiment& experiment : all_experiments()) {
+    const fs::path file = directory / (std::string(experiment.name) + ".json");
+    if (fs::exists(file)) out.push_back(read_outcome(file));
+  }
+  base::require(!out.empty(),
+                "--data is \"{}\", which holds no data; accepted: a directory made by treeattn reproduce --out",
+                directory.string());
+  return out;
+}
+
+void write(const fs::path& file, const std::string& text) {
+  std::ofstream stream(file);
+  stream << text;
+  stream.close();
+  if (!stream) throw Error(fmt::format("{}: cannot be written", file.string()));
+}
+
+int run(const ReportOptions& options) {
+  base::require(!options.data.empty(), "--data is missing; accepted: a directory made by treeattn reproduce --out");
+  const std::vector<Outcome> outcomes = read_data(options.data);
+  write(options.out, report_page(outcomes));
+  std::vector<Drawing> drawings = topology_drawings();
+  for (const Outcome& outcome : outcomes) {
+    for (Drawing& drawing : figure_drawings(outcome)) drawings.push_back(std::move(drawing));
+  }
+  fmt::print("{}: {} experiments, {} figures\n", options.out, outcomes.size(), drawings.size());
+  if (options.figures.empty()) return kOk;
+  fs::create_directories(options.figures);
+  for (const auto& [id, svg] : drawings) write(fs::path(options.figures) / (id + ".svg"), standalone_svg(svg));
+  fmt::print("{}: {} SVG files\n", options.figures, drawings.size());
+  return kOk;
+}
+
+constexpr char kFooter[] = R"(Examples:
+  treeattn reproduce all --out data
+  treeattn report --data data --out report.html
+  treeattn report --data data --out report.html --figures figures)";
+
+}  // namespace
+
+Command add_report(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand("report", "One HTML page, and SVG files, of what reproduce wrote");
+  auto options = std::make_shared<ReportOptions>();
+  app->add_option("--data", options->data, "What treeattn reproduce --out wrote")->type_name("DIR");
+  app->add_option("--out", options->out, "The page (default report.html)")->type_name("FILE");
+  app->add_option("--figures", options->figures, "Also write every figure as an SVG file into this directory")
+      ->type_name("DIR");
+  app->footer(kFooter);
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace treeattn::tools
