@@ -28,5 +28,9 @@ Command add_simulate(CLI::App& parent);
 Command add_plan(CLI::App& parent);
 Command add_reproduce(CLI::App& parent);
 Command add_report(CLI::App& parent);
+Command add_generate(CLI::App& parent);
+Command add_chat(CLI::App& parent);
+Command add_bench_llama(CLI::App& parent);
+Command add_demo(CLI::App& parent);
 
 }  // namespace treeattn::tools

@@ -27,6 +27,9 @@ constexpr char kFooter[] = R"(Examples:
   treeattn simulate --ranks 128                   the same on a cluster that is not there
   treeattn plan --model llama-3.1-8b --context 1M how many devices, and how fast
   treeattn reproduce latency                      a result of the paper beside ours
+  treeattn demo                                   a pass key found in a long text over four ranks
+  treeattn generate --model DIR "The sea is"      text from a Llama; chat: a conversation
+  treeattn bench llama --random-weights llama-3.2-1b --ranks 2
 
 Every subcommand has its own --help, with examples.
 
@@ -99,18 +102,29 @@ int report(const CLI::App& app, const CLI::ParseError& error, int argc, char** a
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Exact tree attention: facts, checks and benchmarks.", "treeattn");
+  CLI::App app("Exact tree attention: facts, checks, benchmarks and text.", "treeattn");
   app.footer(kFooter);
   app.set_version_flag("--version", fmt::format("treeattn {}", kVersion));
   app.require_subcommand(1);
 
   CLI::App* bench = app.add_subcommand("bench", "Measure speed, next to what the machine could do at best");
   bench->require_subcommand(1);
-  bench->footer("Examples:\n  treeattn bench attention --quick\n  treeattn bench decode --quick");
+  bench->footer(
+      "Examples:\n  treeattn bench attention --quick\n  treeattn bench decode --quick\n"
+      "  treeattn bench llama --random-weights llama-3.2-1b --quick");
 
-  const std::vector<Command> commands = {
-      add_info(app),     add_verify(app), add_bench_attention(*bench), add_bench_decode(*bench),
-      add_simulate(app), add_plan(app),   add_reproduce(app),          add_report(app)};
+  const std::vector<Command> commands = {add_info(app),
+                                         add_verify(app),
+                                         add_demo(app),
+                                         add_generate(app),
+                                         add_chat(app),
+                                         add_plan(app),
+                                         add_simulate(app),
+                                         add_reproduce(app),
+                                         add_report(app),
+                                         add_bench_attention(*bench),
+                                         add_bench_decode(*bench),
+                                         add_bench_llama(*bench)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -9,6 +9,7 @@
 #include "treeattn/energy.h"
 #include "treeattn/error.h"
 #include "treeattn/kv_cache.h"
+#include "treeattn/llama.h"
 #include "treeattn/order.h"
 #include "treeattn/parallel_attention.h"
 #include "treeattn/state.h"

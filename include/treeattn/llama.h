@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Llama whose KV cache is spread over ranks: load a model, make a session on a communicator, generate.
+//
+//   auto model = treeattn::LlamaModel::load("Llama-3.2-1B");                  // once per process
+//   treeattn::ThreadPool pool(treeattn::ThreadPool::available_cores());
+//   treeattn::LlamaSession session(model, treeattn::self_communicator(), pool);
+//   session.generate("Once upon a time", {}, {.text = [](std::string_view text) { std::cout << text; }});
+//
+// On several ranks every rank makes the same calls with the same arguments. The text, and every bit of its logits, is
+// the same on any number of ranks (docs/llama.md).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "treeattn/communicator.h"
+#include "treeattn/dtype.h"
+#include "treeattn/order.h"
+#include "treeattn/parallel_attention.h"
+#include "treeattn/thread_pool.h"
+
+namespace treeattn {
+
+// ---- how a token is chosen
+
+// Applied in this order: penalty, temperature, top_k, top_p, min_p.
+struct SamplerOptions {
+  double temperature = 0;         // 0: the largest logit, of equal ones the first
+  std::int64_t top_k = 0;         // keep the k most likely; 0: all
+  double top_p = 1;               // keep the most likely that together have this much; 1: all
+  double min_p = 0;               // keep those with at least this much of the most likely one's probability
+  double repetition_penalty = 1;  // logits of tokens said before are divided by it, negative ones multiplied
+  std::uint64_t seed = 0;
+  int logprobs = 0;  // report so many most likely tokens
+
+  bool operator==(const SamplerOptions&) const = default;
+};
+
+struct TokenLogprob {
+  std::int32_t token = 0;
+  double logprob = 0;  // natural; of the model's own distribution, before penalty and temperature
+};
+
+struct TokenChoice {
+  std::int32_t token = 0;
+  double logprob = 0;             // 0 unless logprobs were asked for
+  std::vector<TokenLogprob> top;  // [logprobs] most likely first
+};
+
+// ---- how a text is made
+
+struct GenerateOptions {
+  std::int64_t max_tokens = 256;
+  SamplerOptions sampler;
+  std::vector<std::string> stop;                 // the text ends before the first of them; needs a tokenizer
+  std::vector<std::int32_t> stop_tokens;         // beside the model's own
+  bool ignore_eos = false;                       // the model's own do not end the text
+  bool recover = false;                          // go on without ranks that are lost
+  const std::atomic<bool>* interrupt = nullptr;  // true on any rank: all stop after the next token
+};
+
+enum class StopReason : std::uint8_t { kMaxTokens, kStopToken, kStopString, kContext, kInterrupted };
+// "max_tokens", "stop_token", "stop_string", "context", "interrupted".
+std::string_view stop_reason_name(StopReason reason);
+
+struct GenerateStats {
+  std::int64_t prompt_tokens = 0;
+  double first_token_seconds = 0;     // the prompt and the first choice
+  std::vector<double> token_seconds;  // of each one after it
+  std::uint64_t bytes_sent = 0;       // by this rank
+  std::vector<int> lost;              // ranks lost on the way, as each group numbered them
+  double recovery_seconds = 0;
+};
+
+struct GenerateResult {
+  std::vector<std::int32_t> tokens;  // the one that ended it included
+  StopReason reason = StopReason::kMaxTokens;
+  GenerateStats stats;
+};
+
+// Tokens done of all there are.
+using TokenProgress = std::function<void(std::int64_t done, std::int64_t total)>;
+
+// What is called as a text grows. Any may be empty. A rank whose listener throws is lost to the others.
+struct TextListener {
+  std::function<void(std::string_view)> text;  // whole UTF-8 characters
+  std::function<void(const TokenChoice&)> token;
+  std::function<void(std::span<const float>)> logits;  // [vocab] that the token was chosen from
+  TokenProgress prefill;
+  TokenProgress recovery;
+};
+
+// ---- the model and its sessions
+
+enum class WeightFormat : std::uint8_t {
+  kAsStored,  // where the checkpoint has them: mapped files stay mapped
+  kInt8,      // every matrix but the embedding, quantised once
+};
+
+struct LlamaLoadOptions {
+  WeightFormat weights = WeightFormat::kAsStored;
+  int threads = 0;                                                    // to load with; 0: one per core
+  std::function<void(std::size_t done, std::size_t total)> progress;  // in parameters
+};
+
+// The weights, shared by all sessions of a process, and the tokenizer.
+class LlamaModel {
+ public:
+  // A directory as Hugging Face has them: config.json, model.safetensors or its shards, and, unless only tokens are
+  // used, tokenizer.json. Throws BadFile.
+  static std::shared_ptr<const LlamaModel> load(const std::filesystem::path& directory,
+                                                const LlamaLoadOptions& options = {});
+  // Random weights in the shape of "llama-3.2-1b" and others; no tokenizer. For benchmarks. Throws InvalidArgument.
+  static std::shared_ptr<const LlamaModel> random(std::string_view shape, std::uint64_t seed,
+                                                  const LlamaLoadOptions& options = {});
+  ~LlamaModel();
+
+  std::int64_t vocab() const;
+  std::int64_t context() const;
+  bool has_tokenizer() const;
+  // With the token that begins a text in front, as the model was trained. Throws InvalidArgument for text that is not
+  // UTF-8; Unavailable without a tokenizer.
+  std::vector<std::int32_t> encode(std::string_view text) const;
+  std::string decode(std::span<const std::int32_t> tokens) const;
+
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  explicit LlamaModel(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+struct LlamaOptions {
+  DType kv_type = DType::kBFloat16;
+  ReductionOrder order;
+  ParallelOptions attention;
+  int chunks_per_piece = 4;  // of one rank; a prompt goes through the layers piece by piece. Changes no bits
+  bool gather_kv = false;    // prefill: collect K and V of a layer first instead of passing them round
+};
+
+// A text that grows, on one rank of a group that makes the same calls.
+class LlamaSession {
+ public:
+  LlamaSession(std::shared_ptr<const LlamaModel> model, std::shared_ptr<Communicator> communicator, ThreadPool& pool,
+               const LlamaOptions& options = {});
+  // Collective. What save() wrote, on any number of ranks; the type and the order of the cache are the file's.
+  static LlamaSession load(const std::filesystem::path& directory, std::shared_ptr<const LlamaModel> model,
+                           std::shared_ptr<Communicator> communicator, ThreadPool& pool,
+                           const LlamaOptions& options = {});
+  ~LlamaSession();
+  LlamaSession(LlamaSession&&) noexcept;
+
+  // Collective. Adds the prompt and what the model says to it. An empty prompt goes on where the text was left. Throws
+  // InvalidArgument before any work; LostRanks when a rank is lost and not recovered from.
+  GenerateResult generate(std::string_view prompt, const GenerateOptions& options = {},
+                          const TextListener& listener = {});
+  GenerateResult generate(std::span<const std::int32_t> prompt, const GenerateOptions& options = {},
+                          const TextListener& listener = {});
+  // All tokens so far, prompts and answers.
+  const std::vector<std::int32_t>& tokens() const;
+  // Collective. All ranks must see the directory. Throws BadFile.
+  void save(const std::filesystem::path& directory) const;
+
+ private:
+  struct Impl;
+  explicit LlamaSession(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace treeattn

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/llama.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "base/checksum.h"
+#include "model/rope.h"
+#include "parallel/agree.h"
+#include "plan/tree_order.h"
+#include "treeattn/error.h"
+
+namespace treeattn::model {
+namespace {
+
+KvCacheConfig cache_config(const LlamaConfig& config, const LlamaOptions& options) {
+  return {static_cast<int>(config.layers),
+          config.kv_heads,
+          config.head_dim,
+          config.head_dim,
+          options.kv_type,
+          options.kv_type,
+          options.order};
+}
+
+std::vector<std::int64_t> positions_of(std::span<const Block> blocks) {
+  std::vector<std::int64_t> out;
+  for (const Block& block : blocks) {
+    for (std::int64_t i = 0; i < block.count; ++i) out.push_back(block.first + i);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::uint64_t digest_of(std::span<const float> values, std::uint64_t seed) {
+  std::uint64_t hash = 0xcbf29ce484222325ull ^ seed;
+  const std::span<const std::byte> bytes = std::as_bytes(values);
+  for (std::size_t i = 0; i < bytes.size(); i += sizeof(hash)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + i, std::min(sizeof(word), bytes.size() - i));
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
+Llama::Llama(std::shared_ptr<const Weights> weights, std::shared_ptr<Communicator> communicator, kernels::ModelOps& ops,
+             ThreadPool& pool, const LlamaOptions& options)
+    : Llama(weights, KvCache(std::move(communicator), cache_config(weights->config(), options)), ops, pool, options) {}
+
+Llama::Llama(std::shared_ptr<const Weights> weights, KvCache cache, kernels::ModelOps& ops, ThreadPool& pool,
+             const LlamaOptions& options)
+    : weights_(std::move(weights)),
+      ops_(ops),
+      pool_(pool),
+      options_(options),
+      frequencies_(rope_frequencies(weights_->config())),
+      cache_(std::move(cache)) {
+  base::require(options.chunks_per_piece >= 1, "chunks_per_piece = {}; accepted: 1 or more", options.chunks_per_piece);
+  change_attention(options.attention);
+}
+
+void Llama::change_attention(const ParallelOptions& options) {
+  options_.attention = options;
+  attention_ = std::make_unique<CacheAttention>(cache_, config().heads, options_.attention, ops_, pool_);
+}
+
+SequenceId Llama::add_sequence() {
+  const SequenceId id = cache_.add_sequence();
+  transcripts_[id];
+  return id;
+}
+
+SequenceId Llama::fork(SequenceId sequence) {
+  const SequenceId id = cache_.fork(sequence);
+  transcripts_[id] = transcript(sequence);
+  return id;
+}
+
+void Llama::truncate(SequenceId sequence, std::int64_t length) {
+  cache_.truncate(sequence, length);
+  transcripts_.at(sequence).truncate(length);
+}
+
+void Llama::drop(SequenceId sequence) {
+  cache_.drop(sequence);
+  transcripts_.erase(sequence);
+}
+
+const Transcript& Llama::transcript(SequenceId sequence) const {
+  const auto found = transcripts_.find(sequence);
+  base::require(found != transcripts_.end(), "sequence = {}; accepted: one of the cache", sequence);
+  return found->second;
+}
+
+void Llama::check_tokens(std::span<const std::int32_t> tokens) const {
+  base::require(!tokens.empty(), "there are no tokens; accepted: 1 or more");
+  for (const std::int32_t token : tokens) {
+    base::require(token >= 0 && token < config().vocab, "token = {}; accepted: 0 to {}", token, config().vocab - 1);
+  }
+}
+
+void Llama::check_room(SequenceId sequence, std::int64_t tokens) const {
+  const std::int64_t length = transcript(sequence).length();
+  base::require(length + tokens <= config().context, "{} tokens after {}; accepted: {} in all, the model's context",
+                tokens, length, config().context);
+}
+
+void Llama::reserve(std::int64_t rows) {
+  if (rows <= act_.rows) return;
+  act_ = {};  // gives the memory back first
+  act_ = Activations(ops_, config(), rows);
+}
+
+// The layers, for rows whose keys and values `attend` puts into the cache. Leaves the hidden states in act_.x.
+void Llama::forward(std::span<const std::int32_t> tokens, std::span<const std::int64_t> positions,
+                    const Attend& attend) {
+  const LlamaConfig& c = config();
+  const auto rows = static_cast<std::int64_t>(tokens.size());
+  const float eps = static_cast<float>(c.rms_eps);
+  reserve(rows);
+  rows_ = rows;
+  if (rows > 0) ops_.embed(weights_->embedding(), tokens, act_.x.get());
+  for (int layer = 0; layer < c.layers; ++layer) {
+    if (rows == 0) {  // others attend to what this rank carries
+      attend(layer);
+      continue;
+    }
+    const LayerWeights& w = weights_->layers()[static_cast<std::size_t>(layer)];
+    float* const x = act_.x.get();
+    float* const normed = act_.normed.get();
+    ops_.rms_norm(x, w.attention_norm, eps, rows, c.hidden, normed);
+    ops_.linear(w.q, normed, rows, act_.q.get(), false);
+    ops_.linear(w.k, normed, rows, act_.k.get(), false);
+    ops_.linear(w.v, normed, rows, act_.v.get(), false);
+    ops_.rope(act_.q.get(), rows, c.heads, c.head_dim, positions, frequencies_);
+    ops_.rope(act_.k.get(), rows, c.kv_heads, c.head_dim, positions, frequencies_);
+    attend(layer);
+    ops_.linear(w.o, act_.attended.get(), rows, x, true);
+
+    ops_.rms_norm(x, w.feed_forward_norm, eps, rows, c.hidden, normed);
+    // All gates, then all ups: to swiglu, which goes element by element, one long row.
+    ops_.linear(w.gate, normed, rows, act_.gate_up.get(), false);
+    ops_.linear(w.up, normed, rows, act_.gate_up.get() + rows * c.feed_forward, false);
+    ops_.swiglu(act_.gate_up.get(), 1, rows * c.feed_forward, act_.activated.get());
+    ops_.linear(w.down, act_.activated.get(), rows, x, true);
+  }
+}
+
+void Llama::prefill(SequenceId sequence, std::span<const std::int32_t> tokens, std::span<float> logits, Way way,
+                    const TokenProgress& progress) {
+  check_tokens(tokens);
+  const auto total = static_cast<std::int64_t>(tokens.size());
+  check_room(sequence, total);
+  base::require(logits.empty() || logits.size() == static_cast<std::size_t>(config().vocab),
+                "logits holds {} floats; accepted: 0 or the vocabulary, {}", logits.size(), config().vocab);
+  parallel::require_same(*communicator(), base::crc32c(std::as_bytes(tokens)), "the tokens of the prompt");
+
+  const std::int64_t chunk = options_.order.chunk_tokens;
+  const std::int64_t ranks = way == Way::kBlocks ? communicator()->size() : 1;
+  const std::int64_t piece = options_.chunks_per_piece * ranks * chunk;
+  Transcript& transcript = transcripts_.at(sequence);
+  cache_.truncate(sequence, transcript.length());  // what a call that threw left behind
+  Transcript planned = transcript;
+  planned.append(tokens, way);
+  const std::int64_t begin = transcript.length(), end = planned.length();
+  for (std::int64_t first = begin; first < end;) {
+    const std::int64_t last = std::min(end, (first / chunk * chunk) + piece);
+    const std::span<const std::int32_t> part = planned.tokens(first, last - first);
+    cache_.extend(sequence, last - first);
+    if (way == Way::kBlocks) {
+      prefill_carried(sequence, first, part);
+    } else {
+      compute_blocks(sequence, planned.blocks(first, last - first, chunk), part);
+    }
+    first = last;
+    if (first < end) {  // the last piece counts when its logits are known
+      transcript = planned;
+      transcript.truncate(first);
+    }
+    if (progress) progress(first - begin, total);
+  }
+  if (!logits.empty()) last_logits(end - 1, way, logits);
+  transcript = std::move(planned);
+}
+
+// Puts the rows of k and v where they belong.
+void Llama::write_rows(int layer, SequenceId sequence, std::span<const Block> blocks) {
+  const std::int64_t row_floats = config().kv_heads * config().head_dim;
+  std::int64_t row = 0;
+  for (const Block& block : blocks) {
+    const std::int64_t offset = row * row_floats;
+    attention_->write(layer, sequence, block.first, block.count, act_.k.get() + offset, act_.v.get() + offset);
+    row += block.count;
+  }
+}
+
+// The tokens of [first, first + tokens) that this rank carries; attention by the ring.
+void Llama::prefill_carried(SequenceId sequence, std::int64_t first, std::span<const std::int32_t> tokens) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  std::vector<Block> mine;
+  std::vector<std::int32_t> my_tokens;
+  for (const TokenRange& range : cache_.carried(sequence, first, count)) {
+    mine.push_back({range.first, range.count});
+    const auto from = tokens.begin() + (range.first - first);
+    my_tokens.insert(my_tokens.end(), from, from + range.count);
+  }
+  const std::vector<std::int64_t> positions = positions_of(mine);
+  forward(my_tokens, positions, [&](int layer) {
+    write_rows(layer, sequence, mine);
+    attention_->carried(layer, sequence, first, count, act_.q.get(), act_.attended.get(), options_.gather_kv);
+  });
+}
+
+// Blocks of one sequence, ascending, every rank with all of them; attention by the tree.
+void Llama::compute_blocks(SequenceId sequence, std::span<const Block> blocks, std::span<const std::int32_t> tokens) {
+  const std::vector<std::int64_t> positions = positions_of(blocks);
+  forward(tokens, positions, [&](int layer) {
+    write_rows(layer, sequence, blocks);
+    attention_->blocks(layer, sequence, blocks, act_.q.get(), act_.attended.get());
+  });
+}
+
+void Llama::decode(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens,
+                   std::span<float> logits) {
+  check_tokens(tokens);
+  const std::size_t rows = sequences.size();
+  base::require(tokens.size() == rows, "{} tokens for {} sequences; accepted: one for each", tokens.size(), rows);
+  const std::size_t floats = rows * static_cast<std::size_t>(config().vocab);
+  base::require(logits.size() == floats, "logits holds {} floats; accepted: sequences * vocabulary, {}", logits.size(),
+                floats);
+  std::vector<std::int64_t> positions;
+  for (const SequenceId id : sequences) {
+    check_room(id, 1);
+    positions.push_back(transcript(id).length());
+  }
+  for (std::size_t i = 0; i < rows; ++i) {
+    cache_.truncate(sequences[i], positions[i]);  // what a call that threw left behind
+    cache_.extend(sequences[i], 1);
+  }
+  forward(tokens, positions, [&](int layer) {
+    const std::int64_t row_floats = config().kv_heads * config().head_dim;
+    for (std::size_t i = 0; i < rows; ++i) {
+      const std::int64_t offset = static_cast<std::int64_t>(i) * row_floats;
+      attention_->write(layer, sequences[i], positions[i], 1, act_.k.get() + offset, act_.v.get() + offset);
+    }
+    attention_->last_tokens(layer, sequences, act_.q.get(), act_.attended.get());
+  });
+  logits_of(act_.x.get(), static_cast<std::int64_t>(rows), logits);
+  for (std::size_t i = 0; i < rows; ++i) transcripts_.at(sequences[i]).append(tokens.subspan(i, 1), Way::kOneByOne);
+}
+
+// Collective after a prefill by blocks: the rank that carries the last token has its hidden state in its last row, and
+// gives it to all.
+void Llama::last_logits(std::int64_t position, Way way, std::span<float> logits) {
+  if (way == Way::kOneByOne) return logits_of(act_.x.get() + (rows_ - 1) * config().hidden, 1, logits);
+  const ReductionOrder& order = options_.order;
+  const int leaf = plan::leaf_of_chunk(order, plan::chunk_of(order, position));
+  const int owner = cache_.rank_of_leaf()[static_cast<std::size_t>(leaf)];
+  std::vector<float> hidden(static_cast<std::size_t>(config().hidden));
+  const std::size_t bytes = hidden.size() * sizeof(float);
+  if (communicator()->rank() == owner) {
+    ops_.to_host(hidden.data(), act_.x.get() + (rows_ - 1) * config().hidden, bytes);
+  }
+  communicator()->broadcast(std::as_writable_bytes(std::span(hidden)), owner);
+  reserve(1);  // a rank may have had no row at all
+  ops_.from_host(act_.x.get(), hidden.data(), bytes);
+  logits_of(act_.x.get(), 1, logits);
+}
+
+void Llama::logits_of(const float* x, std::int64_t rows, std::span<float> logits) {
+  const LlamaConfig& c = config();
+  if (rows > logit_rows_) {
+    logits_ = OpsArray(ops_, rows * c.vocab);
+    logit_rows_ = rows;
+  }
+  ops_.rms_norm(x, weights_->final_norm(), static_cast<float>(c.rms_eps), rows, c.hidden, act_.normed.get());
+  ops_.linear(weights_->head(), act_.normed.get(), rows, logits_.get(), false);
+  ops_.to_host(logits.data(), logits_.get(), logits.size() * sizeof(float));
+}
+
+bool Llama::require_agreement(std::uint64_t digest, const char* what, bool flag) {
+  if (communicator()->size() == 1) return flag;
+  struct Opinion {
+    std::uint64_t digest, flag;
+  };
+  const std::vector<Opinion> all = parallel::gathered(*communicator(), Opinion{digest, flag ? 1u : 0u});
+  std::map<std::uint64_t, int> votes;
+  for (const Opinion& one : all) {
+    ++votes[one.digest];
+    flag = flag || one.flag != 0;
+  }
+  if (votes.size() == 1) return flag;
+  const auto fewer = [](const auto& a, const auto& b) { return a.second < b.second; };
+  const std::uint64_t usual = std::max_element(votes.begin(), votes.end(), fewer)->first;
+  std::string others;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r].digest != usual) others += (others.empty() ? "" : ", ") + std::to_string(r);
+  }
+  throw Error(fmt::format("the ranks do not agree on {}: rank {} of {} has other bits than the rest", what, others,
+                          all.size()));
+}
+
+}  // namespace treeattn::model

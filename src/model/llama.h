@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Llama over a sharded KV cache, seen from one rank. Every rank has all weights; only the cache is spread.
+//
+// Prefill: a rank computes the tokens of the chunks it carries and attends by Ring Attention. Decode: every rank
+// computes every token, and attends by Tree Attention. Same tokens, same calls: the same bits on any number of ranks
+// (docs/llama.md).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/model_ops.h"
+#include "model/activations.h"
+#include "model/cache_attention.h"
+#include "model/transcript.h"
+#include "model/weights.h"
+#include "treeattn/communicator.h"
+#include "treeattn/kv_cache.h"
+#include "treeattn/llama.h"
+#include "treeattn/parallel_attention.h"
+#include "treeattn/thread_pool.h"
+
+namespace treeattn::model {
+
+class Llama {
+ public:
+  // ops and pool must outlive it and belong to this rank alone.
+  Llama(std::shared_ptr<const Weights> weights, std::shared_ptr<Communicator> communicator, kernels::ModelOps& ops,
+        ThreadPool& pool, const LlamaOptions& options = {});
+  Llama(const Llama&) = delete;
+  Llama& operator=(const Llama&) = delete;
+
+  const LlamaConfig& config() const { return weights_->config(); }
+  const LlamaOptions& options() const { return options_; }
+  const Weights& weights() const { return *weights_; }
+  const std::shared_ptr<Communicator>& communicator() const { return cache_.communicator(); }
+  const KvCache& cache() const { return cache_; }
+  const CallReport& attention_report() const { return attention_->report(); }
+
+  // Another strategy for what comes next; the cache stays. The same call on every rank.
+  void change_attention(const ParallelOptions& options);
+
+  SequenceId add_sequence();
+  SequenceId fork(SequenceId sequence);
+  void truncate(SequenceId sequence, std::int64_t length);
+  void drop(SequenceId sequence);
+  std::vector<SequenceId> sequences() const { return cache_.sequences(); }
+  // The tokens whose keys and values are in the cache, in every layer.
+  const Transcript& transcript(SequenceId sequence) const;
+
+  // Collective. Adds tokens at the end. logits [vocab] of the last one, on every rank; empty: not wanted. Throws
+  // InvalidArgument for no tokens, one beyond the vocabulary, more than the context, or others than on rank 0.
+  // With kOneByOne the bits are those of decode() token by token, at its price.
+  void prefill(SequenceId sequence, std::span<const std::int32_t> tokens, std::span<float> logits,
+               Way way = Way::kBlocks, const TokenProgress& progress = {});
+  // Collective. Adds one token to each sequence. logits [sequences, vocab].
+  void decode(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens, std::span<float> logits);
+
+  // Collective. Throws Error on every rank, naming those whose digest is not that of most. Returns whether any rank has
+  // raised the flag.
+  bool require_agreement(std::uint64_t digest, const char* what, bool flag = false);
+
+  // After LostRanks out of any call, on every survivor: makes the group without the lost ranks, takes the cache over
+  // and computes again what they had. Text that not all survivors had finished is cut off: transcript() says where to
+  // go on. Throws LostRanks on a rank that was given up itself.
+  void recover(const TokenProgress& progress = {});
+
+  // Collective. The cache and the transcripts in one directory that all ranks see, and with them `pending`: tokens that
+  // were said already but are not in the cache. load: any number of ranks; the kv type and the order are those of the
+  // file. Throws BadFile.
+  void save(const std::filesystem::path& directory, std::span<const std::int32_t> pending = {}) const;
+  static std::unique_ptr<Llama> load(const std::filesystem::path& directory, std::shared_ptr<const Weights> weights,
+                                     std::shared_ptr<Communicator> communicator, kernels::ModelOps& ops,
+                                     ThreadPool& pool, LlamaOptions options = {},
+                                     std::vector<std::int32_t>* pending = nullptr);
+
+ private:
+  // Computes q, k and v of a layer and expects the answer in `attended`; all in act_.
+  using Attend = std::function<void(int layer)>;
+
+  Llama(std::shared_ptr<const Weights> weights, KvCache cache, kernels::ModelOps& ops, ThreadPool& pool,
+        const LlamaOptions& options);
+  void check_tokens(std::span<const std::int32_t> tokens) const;
+  void check_room(SequenceId sequence, std::int64_t tokens) const;
+  void reserve(std::int64_t rows);
+  void forward(std::span<const std::int32_t> tokens, std::span<const std::int64_t> positions, const Attend& attend);
+  void prefill_carried(SequenceId sequence, std::int64_t first, std::span<const std::int32_t> tokens);
+  void compute_blocks(SequenceId sequence, std::span<const Block> blocks, std::span<const std::int32_t> tokens);
+  void write_rows(int layer, SequenceId sequence, std::span<const Block> blocks);
+  void last_logits(std::int64_t position, Way way, std::span<float> logits);
+  void logits_of(const float* x, std::int64_t rows, std::span<float> logits);
+  void agree_on_lengths();
+  void compute_missing(const TokenProgress& progress);
+
+  std::shared_ptr<const Weights> weights_;
+  kernels::ModelOps& ops_;
+  ThreadPool& pool_;
+  LlamaOptions options_;
+  std::vector<double> frequencies_;
+  KvCache cache_;
+  std::unique_ptr<CacheAttention> attention_;
+  std::map<SequenceId, Transcript> transcripts_;
+  std::vector<TokenRange> missing_;  // positions whose content was lost, of all ranks
+  Activations act_;
+  std::int64_t rows_ = 0;  // of act_, that forward() used last
+  OpsArray logits_;
+  std::int64_t logit_rows_ = 0;
+};
+
+// Of bits, 8 bytes at a time.
+std::uint64_t digest_of(std::span<const float> values, std::uint64_t seed = 0);
+
+}  // namespace treeattn::model

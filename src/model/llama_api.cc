@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public face: treeattn/llama.h.
+#include <optional>
+#include <utility>
+
+#include "model/loaded_model.h"
+#include "model/session.h"
+#include "treeattn/error.h"
+
+namespace treeattn {
+
+std::string_view stop_reason_name(StopReason reason) {
+  constexpr std::string_view kNames[] = {"max_tokens", "stop_token", "stop_string", "context", "interrupted"};
+  return kNames[static_cast<std::size_t>(reason)];
+}
+
+LlamaModel::LlamaModel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+LlamaModel::~LlamaModel() = default;
+
+std::shared_ptr<const LlamaModel> LlamaModel::load(const std::filesystem::path& directory,
+                                                   const LlamaLoadOptions& options) {
+  return std::shared_ptr<const LlamaModel>(
+      new LlamaModel(std::make_unique<Impl>(model::describe_model(directory), options)));
+}
+
+std::shared_ptr<const LlamaModel> LlamaModel::random(std::string_view shape, std::uint64_t seed,
+                                                     const LlamaLoadOptions& options) {
+  return std::shared_ptr<const LlamaModel>(
+      new LlamaModel(std::make_unique<Impl>(model::describe_random_model(shape, seed), options)));
+}
+
+std::int64_t LlamaModel::vocab() const { return impl_->description.config.vocab; }
+std::int64_t LlamaModel::context() const { return impl_->description.config.context; }
+bool LlamaModel::has_tokenizer() const { return impl_->description.tokenizer != nullptr; }
+
+std::vector<std::int32_t> LlamaModel::encode(std::string_view text) const {
+  return model::encode_prompt(impl_->description, text);
+}
+
+std::string LlamaModel::decode(std::span<const std::int32_t> tokens) const {
+  if (!has_tokenizer()) throw Unavailable("this model has no tokenizer");
+  return impl_->description.tokenizer->decode(tokens);
+}
+
+struct LlamaSession::Impl {
+  std::shared_ptr<const LlamaModel> model;
+  std::unique_ptr<kernels::ModelOps> ops;
+  std::optional<model::Session> session;
+};
+
+LlamaSession::LlamaSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+LlamaSession::~LlamaSession() = default;
+LlamaSession::LlamaSession(LlamaSession&&) noexcept = default;
+
+LlamaSession::LlamaSession(std::shared_ptr<const LlamaModel> model, std::shared_ptr<Communicator> communicator,
+                           ThreadPool& pool, const LlamaOptions& options)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->ops = kernels::cpu_model_ops(pool);
+  const LlamaModel::Impl& loaded = model->impl();
+  impl_->session.emplace(
+      std::make_unique<model::Llama>(loaded.weights, std::move(communicator), *impl_->ops, pool, options),
+      loaded.description.tokenizer.get());
+  impl_->model = std::move(model);
+}
+
+LlamaSession LlamaSession::load(const std::filesystem::path& directory, std::shared_ptr<const LlamaModel> model,
+                                std::shared_ptr<Communicator> communicator, ThreadPool& pool,
+                                const LlamaOptions& options) {
+  auto impl = std::make_unique<Impl>();
+  impl->ops = kernels::cpu_model_ops(pool);
+  const LlamaModel::Impl& loaded = model->impl();
+  impl->session.emplace(model::Session::load(directory, loaded.weights, std::move(communicator), *impl->ops, pool,
+                                             loaded.description.tokenizer.get(), options));
+  impl->model = std::move(model);
+  return LlamaSession(std::move(impl));
+}
+
+GenerateResult LlamaSession::generate(std::string_view prompt, const GenerateOptions& options,
+                                      const TextListener& listener) {
+  // Only a text begins with the token for that.
+  const bool first = tokens().empty();
+  const model::ModelDescription& description = impl_->model->impl().description;
+  const std::vector<std::int32_t> encoded =
+      prompt.empty() ? std::vector<std::int32_t>() : model::encode_prompt(description, prompt, first);
+  return generate(std::span(encoded), options, listener);
+}
+
+GenerateResult LlamaSession::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
+                                      const TextListener& listener) {
+  return impl_->session->generate(prompt, options, listener);
+}
+
+const std::vector<std::int32_t>& LlamaSession::tokens() const { return impl_->session->tokens(); }
+void LlamaSession::save(const std::filesystem::path& directory) const { impl_->session->save(directory); }
+
+}  // namespace treeattn

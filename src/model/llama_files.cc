@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Llama's cache and tokens in a directory.
+#include <fmt/format.h>
+
+#include <system_error>
+#include <utility>
+
+#include "base/file.h"
+#include "model/llama.h"
+#include "model/session_file.h"
+#include "parallel/agree.h"
+#include "treeattn/error.h"
+
+namespace treeattn::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kName = "session.tokens";
+constexpr const char* kDraft = "session.tokens.tmp";
+
+SavedText read_text(const fs::path& path) {
+  base::File file = base::File::open(path);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(file.size()));
+  file.read(bytes);
+  try {
+    return parse_saved_text(bytes);
+  } catch (const InvalidArgument& error) {
+    base::throw_bad_file(path, error.what());
+  }
+}
+
+// Why these are not the tokens of this cache; empty if they are.
+std::string mismatch(const SavedText& text, const KvCache& cache) {
+  const std::vector<SequenceId> ids = cache.sequences();
+  if (text.transcripts.size() != ids.size()) {
+    return fmt::format("has {} texts for {} sequences of the cache", text.transcripts.size(), ids.size());
+  }
+  for (const SequenceId id : ids) {
+    const auto found = text.transcripts.find(id);
+    if (found == text.transcripts.end()) return fmt::format("lacks sequence {} of the cache", id);
+    if (found->second.length() != cache.length(id)) {
+      return fmt::format("has {} tokens of sequence {}, the cache {}", found->second.length(), id, cache.length(id));
+    }
+  }
+  return {};
+}
+
+// A save writes the draft, then the cache, then gives the draft its name. So where it was cut off, one of the two
+// belongs to the cache that is there.
+SavedText text_of(const fs::path& directory, const KvCache& cache) {
+  std::error_code ignored;
+  if (fs::exists(directory / kDraft, ignored)) {
+    try {
+      SavedText draft = read_text(directory / kDraft);
+      if (mismatch(draft, cache).empty()) return draft;
+    } catch (const BadFile&) {
+      // cut off while it was written
+    }
+  }
+  SavedText text = read_text(directory / kName);
+  if (const std::string why = mismatch(text, cache); !why.empty()) base::throw_bad_file(directory / kName, why);
+  return text;
+}
+
+}  // namespace
+
+void Llama::save(const fs::path& directory, std::span<const std::int32_t> pending) const {
+  const bool writes = communicator()->rank() == 0;
+  const std::string failure = !writes ? std::string() : parallel::failure_of([&] {
+    const SavedText text{shape_digest(config()), transcripts_, {pending.begin(), pending.end()}};
+    std::error_code error;
+    fs::create_directories(directory, error);
+    base::File draft = base::File::create(directory / kDraft);
+    draft.write(encode(text));
+    draft.finish();
+  });
+  parallel::throw_if_any_failed(*communicator(), failure);
+  cache_.save(directory);
+  const std::string renaming = !writes ? std::string() : parallel::failure_of([&] {
+    fs::rename(directory / kDraft, directory / kName);
+    base::sync_directory(directory);
+  });
+  parallel::throw_if_any_failed(*communicator(), renaming);
+}
+
+std::unique_ptr<Llama> Llama::load(const fs::path& directory, std::shared_ptr<const Weights> weights,
+                                   std::shared_ptr<Communicator> communicator, kernels::ModelOps& ops, ThreadPool& pool,
+                                   LlamaOptions options, std::vector<std::int32_t>* pending) {
+  KvCache cache = KvCache::load(communicator, directory);
+  SavedText text;
+  const std::string failure = parallel::failure_of([&] {
+    text = text_of(directory, cache);
+    if (text.model != shape_digest(weights->config())) {
+      base::throw_bad_file(directory / kName, "was made by a model of another shape");
+    }
+  });
+  parallel::throw_if_any_failed(*communicator, failure);
+  options.kv_type = cache.config().k_type;
+  options.order = cache.config().order;
+  std::unique_ptr<Llama> out(new Llama(std::move(weights), std::move(cache), ops, pool, options));
+  out->transcripts_ = std::move(text.transcripts);
+  if (pending) *pending = std::move(text.pending);
+  return out;
+}
+
+}  // namespace treeattn::model

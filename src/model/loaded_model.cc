@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/loaded_model.h"
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "model/generation_config.h"
+#include "treeattn/error.h"
+
+namespace treeattn::model {
+
+std::shared_ptr<const Checkpoint> ModelDescription::open() const {
+  if (directory.empty()) return random_checkpoint(config, seed);
+  return open_checkpoint(directory);
+}
+
+ModelDescription describe_model(const std::filesystem::path& directory) {
+  ModelDescription out;
+  out.directory = directory;
+  out.config = read_config(directory / "config.json");
+  std::error_code ignored;
+  // Chat models name more of these than config.json does.
+  if (const auto file = directory / "generation_config.json"; std::filesystem::exists(file, ignored)) {
+    for (const std::int32_t token : read_generation_config(file).eos) {
+      const bool known = std::find(out.config.eos.begin(), out.config.eos.end(), token) != out.config.eos.end();
+      if (!known) out.config.eos.push_back(token);
+    }
+  }
+  if (const auto file = directory / "tokenizer.json"; std::filesystem::exists(file, ignored)) {
+    out.tokenizer = std::make_shared<Tokenizer>(Tokenizer::read(file));
+  }
+  return out;
+}
+
+ModelDescription describe_random_model(std::string_view shape, std::uint64_t seed) {
+  ModelDescription out;
+  out.config = known_shape(shape);
+  out.seed = seed;
+  return out;
+}
+
+std::vector<std::int32_t> encode_prompt(const ModelDescription& model, std::string_view text, bool begin) {
+  if (!model.tokenizer) throw Unavailable("this model has no tokenizer (tokenizer.json); give tokens instead of text");
+  std::vector<std::int32_t> tokens = model.tokenizer->encode(text);
+  if (begin && model.config.bos) tokens.insert(tokens.begin(), *model.config.bos);
+  return tokens;
+}
+
+}  // namespace treeattn::model
+
+namespace treeattn {
+
+LlamaModel::Impl::Impl(model::ModelDescription what, const LlamaLoadOptions& options)
+    : description(std::move(what)),
+      pool(options.threads > 0 ? options.threads : ThreadPool::available_cores()),
+      ops(kernels::cpu_model_ops(pool)) {
+  model::WeightOptions loading;
+  loading.format = options.weights;
+  loading.progress = options.progress;
+  weights = std::make_shared<model::Weights>(description.config, description.open(), *ops, pool, loading);
+}
+
+}  // namespace treeattn

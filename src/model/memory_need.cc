@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/memory_need.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "kernels/model_ops.h"
+#include "model/activations.h"
+#include "parallel/kv_store.h"
+#include "plan/shares.h"
+#include "plan/tree_order.h"
+#include "treeattn/kv_cache.h"
+#include "treeattn/state.h"
+
+namespace treeattn::model {
+namespace {
+
+// Chunks [0, chunks) that the fullest rank carries.
+std::int64_t most_chunks(const ReductionOrder& order, std::int64_t chunks, int ranks) {
+  std::vector<int> all(static_cast<std::size_t>(ranks));
+  std::iota(all.begin(), all.end(), 0);
+  const plan::Shares shares = plan::Shares::weighted(order.branches, all, {});
+  std::vector<std::int64_t> of_leaf(static_cast<std::size_t>(order.branches), 0);
+  for (std::int64_t c = 0; c < chunks; ++c) ++of_leaf[static_cast<std::size_t>(plan::leaf_of_chunk(order, c))];
+  std::vector<std::int64_t> of_rank(all.size(), 0);
+  for (std::size_t leaf = 0; leaf < of_leaf.size(); ++leaf) {
+    of_rank[static_cast<std::size_t>(shares.rank_of(static_cast<int>(leaf)))] += of_leaf[leaf];
+  }
+  return *std::max_element(of_rank.begin(), of_rank.end());
+}
+
+}  // namespace
+
+MemoryNeed memory_need(const LlamaConfig& c, const LlamaOptions& options, WeightFormat format, std::size_t stored,
+                       std::int64_t tokens, int ranks) {
+  const ReductionOrder& order = options.order;
+  const KvCacheConfig cache{1, c.kv_heads, c.head_dim, c.head_dim, options.kv_type, options.kv_type, order};
+  const std::size_t chunk_bytes = static_cast<std::size_t>(order.chunk_tokens) * parallel::token_bytes(cache).all();
+  const std::int64_t chunks = plan::chunk_count(order, tokens);
+  const std::int64_t piece = std::min<std::int64_t>(chunks, std::int64_t{options.chunks_per_piece} * ranks);
+  const auto share = static_cast<std::size_t>(most_chunks(order, chunks, ranks));
+  const std::int64_t rows = most_chunks(order, piece, ranks) * order.chunk_tokens;
+
+  MemoryNeed need;
+  const auto parameters = static_cast<std::size_t>(c.parameters());
+  const auto table = static_cast<std::size_t>(c.vocab * c.hidden);
+  need.weights = format == WeightFormat::kAsStored
+                     ? parameters * stored
+                     : (c.tied_embeddings ? parameters : parameters - table) / 32 * 36 + table * stored;
+  need.cache = share * chunk_bytes * static_cast<std::size_t>(c.layers);
+  const auto host_copies = static_cast<std::size_t>(rows * 2 * (c.heads + c.kv_heads) * c.head_dim) * sizeof(float);
+  need.activations = Activations::bytes(c, rows) + host_copies + static_cast<std::size_t>(c.vocab) * 2 * sizeof(float);
+  // Of every row a state for each node that waits for its sibling: one on each level at most.
+  const auto levels = static_cast<std::size_t>(plan::log2_exact(order.branches)) + 1;
+  const std::size_t states =
+      static_cast<std::size_t>(rows * c.heads) * state_floats(c.head_dim) * sizeof(float) * levels;
+  const std::size_t travelling = ranks == 1          ? 0
+                                 : options.gather_kv ? static_cast<std::size_t>(chunks)
+                                                     : share + share / 16 + 1;
+  need.passing = travelling * chunk_bytes + states;
+  return need;
+}
+
+int ranks_needed(const LlamaConfig& config, const LlamaOptions& options, WeightFormat format, std::size_t stored,
+                 std::int64_t tokens, std::size_t machine_bytes) {
+  for (int ranks = 1; ranks <= options.order.branches; ++ranks) {
+    const MemoryNeed need = memory_need(config, options, format, stored, tokens, ranks);
+    if (need.weights > machine_bytes) return 0;
+    if (need.weights + need.of_rank() <= machine_bytes) return ranks;
+  }
+  return 0;
+}
+
+}  // namespace treeattn::model

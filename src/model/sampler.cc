@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/sampler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <numeric>
+#include <unordered_set>
+
+#include "base/check.h"
+#include "treeattn/error.h"
+
+namespace treeattn::model {
+namespace {
+
+struct Candidate {
+  std::int32_t token = 0;
+  double weight = 0;  // not normalised; 1 for the most likely
+};
+
+// The splitmix64 finaliser: every bit of the result depends on every bit of x.
+std::uint64_t mix(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+void check_logits(std::span<const float> logits) {
+  bool any = false;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (std::isnan(logits[i])) throw Error(fmt::format("the logit of token {} is NaN", i));
+    any = any || std::isfinite(logits[i]);
+  }
+  if (!any) throw Error("no logit is finite");
+}
+
+std::vector<float> penalized(std::span<const float> logits, std::span<const std::int32_t> said, double penalty) {
+  std::vector<float> out(logits.begin(), logits.end());
+  if (penalty == 1) return out;
+  for (const std::int32_t token : std::unordered_set<std::int32_t>(said.begin(), said.end())) {
+    if (token < 0 || static_cast<std::size_t>(token) >= out.size()) continue;
+    float& logit = out[static_cast<std::size_t>(token)];
+    logit = static_cast<float>(logit > 0 ? logit / penalty : logit * penalty);
+  }
+  return out;
+}
+
+bool more_likely(const Candidate& a, const Candidate& b) {
+  return a.weight > b.weight || (a.weight == b.weight && a.token < b.token);
+}
+
+// Leaves the `count` most likely, in order.
+void keep_most_likely(std::vector<Candidate>& candidates, std::size_t count) {
+  count = std::min(count, candidates.size());
+  std::partial_sort(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(count), candidates.end(),
+                    more_likely);
+  candidates.resize(count);
+}
+
+double sum_of(std::span<const Candidate> candidates) {
+  return std::accumulate(candidates.begin(), candidates.end(), 0.0,
+                         [](double sum, const Candidate& c) { return sum + c.weight; });
+}
+
+// The fewest of the most likely that have `share` of the whole.
+void keep_share(std::vector<Candidate>& candidates, double share) {
+  const double wanted = share * sum_of(candidates);
+  // Mostly a few are enough; sorting a whole vocabulary takes longer than the rest of the choice.
+  for (std::size_t count = 256;; count *= 16) {
+    std::vector<Candidate> sorted = candidates;
+    keep_most_likely(sorted, count);
+    double sum = 0;
+    for (std::size_t i = 0; i < sorted.size(); ++i) {
+      sum += sorted[i].weight;
+      if (sum < wanted && i + 1 < candidates.size()) continue;
+      sorted.resize(i + 1);
+      candidates = std::move(sorted);
+      return;
+    }
+  }
+}
+
+std::int32_t draw(std::span<const Candidate> candidates, double uniform) {
+  const double wanted = uniform * sum_of(candidates);
+  double sum = 0;
+  for (const Candidate& c : candidates) {
+    sum += c.weight;
+    if (sum > wanted) return c.token;
+  }
+  const auto last = std::find_if(candidates.rbegin(), candidates.rend(), [](const auto& c) { return c.weight > 0; });
+  return last->token;
+}
+
+void add_logprobs(std::span<const float> logits, const SamplerOptions& options, TokenChoice& choice) {
+  const double largest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - largest);
+  const double log_sum = largest + std::log(sum);
+  std::vector<Candidate> all(logits.size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = {static_cast<std::int32_t>(i), logits[i]};
+  keep_most_likely(all, static_cast<std::size_t>(options.logprobs));
+  for (const Candidate& c : all) choice.top.push_back({c.token, c.weight - log_sum});
+  choice.logprob = logits[static_cast<std::size_t>(choice.token)] - log_sum;
+}
+
+}  // namespace
+
+double uniform_draw(std::uint64_t seed, std::uint64_t counter) {
+  constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15ull;
+  const std::uint64_t bits = mix(mix(seed + kGolden) + (counter + 1) * kGolden);
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+void check_sampler(const SamplerOptions& o) {
+  base::require(o.temperature >= 0 && o.temperature <= 1000, "temperature = {}; accepted: 0 to 1000", o.temperature);
+  base::require(o.top_k >= 0, "top_k = {}; accepted: 0 (all) or more", o.top_k);
+  base::require(o.top_p > 0 && o.top_p <= 1, "top_p = {}; accepted: more than 0, up to 1", o.top_p);
+  base::require(o.min_p >= 0 && o.min_p <= 1, "min_p = {}; accepted: 0 to 1", o.min_p);
+  base::require(o.repetition_penalty > 0 && o.repetition_penalty <= 100,
+                "repetition_penalty = {}; accepted: more than 0, up to 100", o.repetition_penalty);
+  base::require(o.logprobs >= 0 && o.logprobs <= 100, "logprobs = {}; accepted: 0 to 100", o.logprobs);
+}
+
+TokenChoice choose(std::span<const float> logits, std::span<const std::int32_t> said, std::int64_t position,
+                   const SamplerOptions& options) {
+  check_sampler(options);
+  check_logits(logits);
+  const std::vector<float> judged = penalized(logits, said, options.repetition_penalty);
+  const auto best = std::max_element(judged.begin(), judged.end());
+  TokenChoice choice;
+  if (options.temperature == 0) {
+    choice.token = static_cast<std::int32_t>(best - judged.begin());
+  } else {
+    const double largest = *best;
+    std::vector<Candidate> candidates(judged.size());
+    for (std::size_t i = 0; i < judged.size(); ++i) {
+      // +inf - +inf: such a token is as likely as can be.
+      const double below = judged[i] == *best ? 0 : (judged[i] - largest) / options.temperature;
+      candidates[i] = {static_cast<std::int32_t>(i), std::exp(below)};
+    }
+    if (options.top_k > 0) keep_most_likely(candidates, static_cast<std::size_t>(options.top_k));
+    if (options.top_p < 1) keep_share(candidates, options.top_p);
+    if (options.min_p > 0) std::erase_if(candidates, [&](const Candidate& c) { return c.weight < options.min_p; });
+    choice.token = draw(candidates, uniform_draw(options.seed, static_cast<std::uint64_t>(position)));
+  }
+  if (options.logprobs > 0) add_logprobs(logits, options, choice);
+  return choice;
+}
+
+}  // namespace treeattn::model

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+#include "model/sampler.h"
+#include "model/stop_scanner.h"
+#include "parallel/agree.h"
+#include "treeattn/error.h"
+
+namespace treeattn::model {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+bool contains(std::span<const std::int32_t> tokens, std::int32_t token) {
+  return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
+}
+
+}  // namespace
+
+// One generate() under way.
+struct Session::Call {
+  const GenerateOptions& options;
+  const TextListener& listener;
+  StopScanner scanner;
+  std::optional<TextStream> stream;
+  std::size_t begin = 0;  // of the answer in known_
+  std::size_t shown = 0;  // tokens of it that the listener has seen
+  Clock::time_point last = Clock::now();
+  GenerateResult result;
+
+  void show(const std::string& text) const {
+    if (!text.empty() && listener.text) listener.text(text);
+  }
+};
+
+Session::Session(std::unique_ptr<Llama> llama, const Tokenizer* tokenizer, std::vector<std::int32_t> pending)
+    : llama_(std::move(llama)), tokenizer_(tokenizer) {
+  const std::vector<SequenceId> sequences = llama_->sequences();
+  base::require(sequences.size() <= 1, "the cache has {} sequences; accepted: one at most", sequences.size());
+  sequence_ = sequences.empty() ? llama_->add_sequence() : sequences.front();
+  const std::span<const std::int32_t> tokens = llama_->transcript(sequence_).tokens();
+  known_.assign(tokens.begin(), tokens.end());
+  prompt_end_ = static_cast<std::int64_t>(known_.size());
+  known_.insert(known_.end(), pending.begin(), pending.end());
+  logits_.resize(static_cast<std::size_t>(llama_->config().vocab));
+}
+
+void Session::check(std::span<const std::int32_t> prompt, const GenerateOptions& options) const {
+  check_sampler(options.sampler);
+  base::require(options.max_tokens >= 1, "max_tokens = {}; accepted: 1 or more", options.max_tokens);
+  const std::size_t cached = llama_->transcript(sequence_).tokens().size();
+  base::require(!prompt.empty() || known_.size() > cached, "the prompt is empty; accepted: one token or more");
+  const std::int64_t vocab = llama_->config().vocab, context = llama_->config().context;
+  for (const std::int32_t token : prompt) {
+    base::require(token >= 0 && token < vocab, "token = {} in the prompt; accepted: 0 to {}", token, vocab - 1);
+  }
+  const auto all = static_cast<std::int64_t>(known_.size() + prompt.size());
+  base::require(all < context, "the prompt makes a text of {} tokens; accepted: fewer than the model's context, {}",
+                all, context);
+  base::require(options.stop.empty() || tokenizer_, "stop strings need a tokenizer");
+  for (const std::string& stop : options.stop) base::require(!stop.empty(), "a stop string is empty");
+}
+
+GenerateResult Session::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
+                                 const TextListener& listener) {
+  check(prompt, options);
+  ++calls_;
+  Call call{options, listener, StopScanner(options.stop), {}, 0, 0, Clock::now(), {}};
+  if (tokenizer_) call.stream.emplace(*tokenizer_);
+  // What was said last and is not in the cache goes with the prompt; alone, it is decoded as if there had been no
+  // break.
+  if (!prompt.empty()) {
+    known_.insert(known_.end(), prompt.begin(), prompt.end());
+    prompt_end_ = static_cast<std::int64_t>(known_.size());
+  }
+  call.begin = known_.size();
+  GenerateStats& stats = call.result.stats;
+  stats.prompt_tokens = static_cast<std::int64_t>(call.begin) - llama_->transcript(sequence_).length();
+  const std::uint64_t sent = llama_->communicator()->traffic().bytes;
+
+  for (bool more = true, in_step = true; more;) {
+    try {
+      if (!in_step) get_in_step();
+      in_step = true;
+      more = next_token(call);
+    } catch (const LostRanks& error) {
+      if (!options.recover) throw;
+      recover(error, call);
+      in_step = false;
+    }
+  }
+  stats.bytes_sent = llama_->communicator()->traffic().bytes - (stats.lost.empty() ? sent : 0);
+  if (call.stream && call.result.reason != StopReason::kStopString) {
+    call.show(call.scanner.next(call.stream->finish()));
+    call.show(call.scanner.finish());
+  }
+  call.result.tokens.assign(known_.begin() + static_cast<std::ptrdiff_t>(call.begin), known_.end());
+  return std::move(call.result);
+}
+
+// Brings all that is known into the cache; then logits_ are those of its last token.
+void Session::catch_up(const TextListener& listener) {
+  const auto length = [&] { return llama_->transcript(sequence_).length(); };
+  const std::span<const std::int32_t> known = known_;
+  if (length() < prompt_end_) {
+    const auto from = static_cast<std::size_t>(length());
+    llama_->prefill(sequence_, known.subspan(from, static_cast<std::size_t>(prompt_end_) - from), logits_, Way::kBlocks,
+                    listener.prefill);
+  }
+  while (length() < static_cast<std::int64_t>(known.size())) {
+    llama_->decode({&sequence_, 1}, known.subspan(static_cast<std::size_t>(length()), 1), logits_);
+  }
+}
+
+// One step, the same on every rank; false: it was the last one.
+bool Session::next_token(Call& call) {
+  const GenerateOptions& options = call.options;
+  catch_up(call.listener);
+  const TokenChoice choice = choose(logits_, known_, static_cast<std::int64_t>(known_.size()), options.sampler);
+  const bool interrupted = options.interrupt && options.interrupt->load(std::memory_order_relaxed);
+  const bool stop_all = llama_->require_agreement(digest_of(logits_, static_cast<std::uint64_t>(choice.token)),
+                                                  "the logits and the token taken", interrupted);
+  known_.push_back(choice.token);
+  const std::size_t said = known_.size() - call.begin;
+  if (said <= call.shown) return true;  // computed again after a loss
+  call.shown = said;
+
+  GenerateResult& result = call.result;
+  (said == 1 ? result.stats.first_token_seconds : result.stats.token_seconds.emplace_back()) = seconds_since(call.last);
+  call.last = Clock::now();
+  if (call.listener.logits) call.listener.logits(logits_);
+  if (call.listener.token) call.listener.token(choice);
+  const bool ends = (!options.ignore_eos && contains(llama_->config().eos, choice.token)) ||
+                    contains(options.stop_tokens, choice.token);
+  // Models may have more tokens than their tokenizer has names for.
+  const bool has_text = call.stream && !ends && choice.token < tokenizer_->vocab();
+  if (has_text) call.show(call.scanner.next(call.stream->next(choice.token)));
+
+  const auto stopped = [&](bool now, StopReason why) {
+    if (now) result.reason = why;
+    return now;
+  };
+  return !(stopped(ends, StopReason::kStopToken) || stopped(call.scanner.stopped(), StopReason::kStopString) ||
+           stopped(static_cast<std::int64_t>(said) >= options.max_tokens, StopReason::kMaxTokens) ||
+           stopped(static_cast<std::int64_t>(known_.size()) >= llama_->config().context, StopReason::kContext) ||
+           stopped(stop_all, StopReason::kInterrupted));
+}
+
+void Session::recover(const LostRanks& error, Call& call) {
+  const auto start = Clock::now();
+  GenerateStats& stats = call.result.stats;
+  stats.lost.insert(stats.lost.end(), error.ranks().begin(), error.ranks().end());
+  llama_->recover(call.listener.recovery);
+  stats.recovery_seconds += seconds_since(start);
+}
+
+// Collective, after a recovery. A rank may have taken a token that another has not; both take it again. The last block
+// goes through the layers once more, as some have lost its logits.
+void Session::get_in_step() {
+  struct Place {
+    std::int64_t calls, known;
+  };
+  std::int64_t known = static_cast<std::int64_t>(known_.size());
+  for (const Place& place : parallel::gathered(*llama_->communicator(), Place{calls_, known})) {
+    if (place.calls != calls_) throw Error("a rank was lost between two prompts: not all ranks have the last one");
+    known = std::min(known, place.known);
+  }
+  known_.resize(static_cast<std::size_t>(known));
+  const Transcript& transcript = llama_->transcript(sequence_);
+  if (transcript.length() < known) return;
+  const std::int64_t chunk = llama_->cache().config().order.chunk_tokens;
+  const std::int64_t chunk0 = (known - 1) / chunk * chunk;
+  const Block last = transcript.blocks(chunk0, known - chunk0, chunk).back();
+  llama_->truncate(sequence_, last.first);
+}
+
+void Session::save(const std::filesystem::path& directory) const {
+  const auto cached = llama_->transcript(sequence_).tokens().size();
+  llama_->save(directory, std::span(known_).subspan(cached));
+}
+
+Session Session::load(const std::filesystem::path& directory, std::shared_ptr<const Weights> weights,
+                      std::shared_ptr<Communicator> communicator, kernels::ModelOps& ops, ThreadPool& pool,
+                      const Tokenizer* tokenizer, const LlamaOptions& options) {
+  std::vector<std::int32_t> pending;
+  auto llama = Llama::load(directory, std::move(weights), std::move(communicator), ops, pool, options, &pending);
+  return Session(std::move(llama), tokenizer, std::move(pending));
+}
+
+}  // namespace treeattn::model

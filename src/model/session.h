@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// A text that grows: prompts go in, tokens come out, on every rank alike.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "model/llama.h"
+#include "model/tokenizer.h"
+#include "treeattn/error.h"
+#include "treeattn/llama.h"
+
+namespace treeattn::model {
+
+class Session {
+ public:
+  // tokenizer: null where there is none; must outlive this.
+  Session(std::unique_ptr<Llama> llama, const Tokenizer* tokenizer, std::vector<std::int32_t> pending = {});
+
+  // Collective. Adds the prompt and what the model says to it. An empty prompt goes on where the text was left.
+  // Throws InvalidArgument before any work.
+  GenerateResult generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
+                          const TextListener& listener = {});
+
+  const std::vector<std::int32_t>& tokens() const { return known_; }
+  Llama& llama() { return *llama_; }
+  // Collective.
+  void save(const std::filesystem::path& directory) const;
+  static Session load(const std::filesystem::path& directory, std::shared_ptr<const Weights> weights,
+                      std::shared_ptr<Communicator> communicator, kernels::ModelOps& ops, ThreadPool& pool,
+                      const Tokenizer* tokenizer, const LlamaOptions& options = {});
+
+ private:
+  struct Call;
+  void check(std::span<const std::int32_t> prompt, const GenerateOptions& options) const;
+  void catch_up(const TextListener& listener);
+  bool next_token(Call& call);
+  void recover(const LostRanks& error, Call& call);
+  void get_in_step();
+
+  std::unique_ptr<Llama> llama_;
+  const Tokenizer* tokenizer_;
+  SequenceId sequence_ = 0;
+  std::vector<std::int32_t> known_;  // in the cache, and behind that what was said or asked since
+  std::int64_t prompt_end_ = 0;      // known_ up to here is computed by prefill, from here on by decode
+  std::vector<float> logits_;        // of the last of known_, once caught up
+  std::int64_t calls_ = 0;
+};
+
+}  // namespace treeattn::model

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tokens beside a saved cache.
+//
+//   "TRLLSESS" version:u32 model:u32 pending:u64 count:u64  pending * token:i32
+//   count * (id:i64 tokens:u64 segments:u64  tokens * token:i32  segments * (first:i64 way:u32))  crc32c:u32
+//
+// Little-endian, nothing padded. The checksum covers everything before it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "model/config.h"
+#include "model/transcript.h"
+#include "treeattn/kv_cache.h"
+
+namespace treeattn::model {
+
+struct SavedText {
+  std::uint32_t model = 0;  // shape_digest of the model that made it
+  std::map<SequenceId, Transcript> transcripts;
+  std::vector<std::int32_t> pending;  // said already, but not in the cache yet
+
+  bool operator==(const SavedText&) const = default;
+};
+
+// Two models with another digest cannot read each other's caches. The weights are not part of it.
+std::uint32_t shape_digest(const LlamaConfig& config);
+
+std::vector<std::byte> encode(const SavedText& text);
+// Throws InvalidArgument, naming what is wrong.
+SavedText parse_saved_text(std::span<const std::byte> bytes);
+
+}  // namespace treeattn::model

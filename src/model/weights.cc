@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/weights.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "base/buffer.h"
+#include "base/check.h"
+#include "base/half.h"
+
+namespace treeattn::model {
+
+using kernels::WeightMatrix;
+
+std::size_t matrix_bytes(const WeightMatrix& m) {
+  const auto elements = static_cast<std::size_t>(m.rows * m.cols);
+  const std::size_t scales = m.scales ? elements / static_cast<std::size_t>(m.group) * sizeof(float) : 0;
+  return elements * dtype_size(m.dtype) + scales;
+}
+
+std::size_t weight_bytes_per_token(const LlamaConfig& c, WeightFormat format, DType stored) {
+  const std::int64_t attention = c.hidden * c.head_dim * (2 * c.heads + 2 * c.kv_heads);
+  const std::int64_t layer = attention + 3 * c.hidden * c.feed_forward;
+  const auto elements = static_cast<std::size_t>(c.layers * layer + c.vocab * c.hidden);
+  if (format == WeightFormat::kAsStored) return elements * dtype_size(stored);
+  return elements + elements / static_cast<std::size_t>(kernels::kWeightGroup) * sizeof(float);
+}
+
+WeightFormat parse_weight_format(std::string_view name) {
+  if (name == "bf16") return WeightFormat::kAsStored;
+  if (name == "int8") return WeightFormat::kInt8;
+  base::throw_invalid("weights are \"{}\"; accepted: bf16, int8", name);
+}
+
+// Takes tensors one by one and leaves them where the backend can read them.
+class Weights::Loader {
+ public:
+  Loader(Weights& weights, ThreadPool& pool, const WeightOptions& options)
+      : weights_(weights), pool_(pool), options_(options) {
+    const LlamaConfig& c = weights.config_;
+    total_ = static_cast<std::size_t>(c.parameters());
+  }
+
+  const float* norm(const std::string& name) {
+    const std::int64_t dim = weights_.config_.hidden;
+    const Tensor tensor = weights_.checkpoint_->tensor(name, std::span(&dim, 1));
+    std::vector<float> values(static_cast<std::size_t>(dim));
+    base::load_row_as_float(tensor.data, tensor.dtype, dim, values.data());
+    count(values.size());
+    return static_cast<const float*>(keep(values.data(), values.size() * sizeof(float)));
+  }
+
+  WeightMatrix matrix(const std::string& name, std::int64_t rows, std::int64_t cols, WeightFormat format) {
+    const std::int64_t shape[] = {rows, cols};
+    const Tensor tensor = weights_.checkpoint_->tensor(name, shape);
+    WeightMatrix out{tensor.data, tensor.dtype, rows, cols, nullptr, 0};
+    if (format == WeightFormat::kInt8) {
+      out = quantized(name, out);
+    } else if (options_.host_memory) {
+      touch(out);
+    } else {
+      out.data = keep(out.data, matrix_bytes(out));
+    }
+    count(static_cast<std::size_t>(rows * cols));
+    return out;
+  }
+
+ private:
+  WeightMatrix quantized(const std::string& name, const WeightMatrix& from) {
+    base::require(from.cols % kernels::kWeightGroup == 0, "int8 weights: {} has rows of {}; accepted: a multiple of {}",
+                  name, from.cols, kernels::kWeightGroup);
+    const auto elements = static_cast<std::size_t>(from.rows * from.cols);
+    const std::size_t scale_bytes = elements / static_cast<std::size_t>(kernels::kWeightGroup) * sizeof(float);
+    WeightMatrix out{nullptr, DType::kInt8, from.rows, from.cols, nullptr, kernels::kWeightGroup};
+    if (options_.host_memory) {
+      void* values = allocate(elements);
+      void* scales = allocate(scale_bytes);
+      kernels::quantize_weights(from, static_cast<std::int8_t*>(values), static_cast<float*>(scales), pool_);
+      out.data = values;
+      out.scales = static_cast<const float*>(scales);
+    } else {
+      base::Buffer values(elements), scales(scale_bytes);
+      kernels::quantize_weights(from, values.as<std::int8_t>(), scales.as<float>(), pool_);
+      out.data = keep(values.as<std::byte>(), elements);
+      out.scales = static_cast<const float*>(keep(scales.as<std::byte>(), scale_bytes));
+    }
+    return out;
+  }
+
+  void* allocate(std::size_t bytes) {
+    weights_.owned_.push_back(nullptr);
+    return weights_.owned_.back() = weights_.ops_.allocate(bytes);
+  }
+  const void* keep(const void* from, std::size_t bytes) {
+    void* to = allocate(bytes);
+    weights_.ops_.from_host(to, from, bytes);
+    return to;
+  }
+
+  // A mapped file is read when it is touched.
+  void touch(const WeightMatrix& matrix) {
+    constexpr std::size_t kPage = 4096, kPart = std::size_t{16} << 20;
+    const auto* bytes = static_cast<const unsigned char*>(matrix.data);
+    const std::size_t size = matrix_bytes(matrix);
+    std::atomic<unsigned> sum = 0;  // so that the reading cannot be optimised away
+    pool_.run((size + kPart - 1) / kPart, [&](std::size_t part, int) {
+      unsigned mine = 0;
+      for (std::size_t i = part * kPart; i < std::min(size, (part + 1) * kPart); i += kPage) mine += bytes[i];
+      sum += mine;
+    });
+  }
+
+  void count(std::size_t elements) {
+    done_ += elements;
+    if (options_.progress) options_.progress(std::min(done_, total_), total_);
+  }
+
+  Weights& weights_;
+  ThreadPool& pool_;
+  const WeightOptions& options_;
+  std::size_t done_ = 0, total_ = 0;
+};
+
+Weights::Weights(const LlamaConfig& config, std::shared_ptr<const Checkpoint> checkpoint, kernels::ModelOps& ops,
+                 ThreadPool& pool, const WeightOptions& options)
+    : config_(config), checkpoint_(std::move(checkpoint)), ops_(ops) {
+  const std::int64_t hidden = config.hidden, feed_forward = config.feed_forward;
+  const std::int64_t q_dim = config.heads * config.head_dim, kv_dim = config.kv_heads * config.head_dim;
+  Loader loader(*this, pool, options);
+  try {
+    const std::string table = "model.embed_tokens.weight";
+    embedding_ = loader.matrix(table, config.vocab, hidden, WeightFormat::kAsStored);
+    for (std::int64_t i = 0; i < config.layers; ++i) {
+      const std::string layer = fmt::format("model.layers.{}.", i);
+      const auto matrix = [&](const char* name, std::int64_t rows, std::int64_t cols) {
+        WeightMatrix out = loader.matrix(layer + name + ".weight", rows, cols, options.format);
+        bytes_per_token_ += matrix_bytes(out);
+        return out;
+      };
+      LayerWeights& w = layers_.emplace_back();
+      w.attention_norm = loader.norm(layer + "input_layernorm.weight");
+      w.q = matrix("self_attn.q_proj", q_dim, hidden);
+      w.k = matrix("self_attn.k_proj", kv_dim, hidden);
+      w.v = matrix("self_attn.v_proj", kv_dim, hidden);
+      w.o = matrix("self_attn.o_proj", hidden, q_dim);
+      w.feed_forward_norm = loader.norm(layer + "post_attention_layernorm.weight");
+      w.gate = matrix("mlp.gate_proj", feed_forward, hidden);
+      w.up = matrix("mlp.up_proj", feed_forward, hidden);
+      w.down = matrix("mlp.down_proj", hidden, feed_forward);
+    }
+    final_norm_ = loader.norm("model.norm.weight");
+    const bool shared = config.tied_embeddings && options.format == WeightFormat::kAsStored;
+    const std::string& head = config.tied_embeddings ? table : "lm_head.weight";
+    head_ = shared ? embedding_ : loader.matrix(head, config.vocab, hidden, options.format);
+    bytes_per_token_ += matrix_bytes(head_);
+  } catch (...) {
+    for (void* memory : owned_) ops_.release(memory);
+    throw;
+  }
+}
+
+Weights::~Weights() {
+  for (void* memory : owned_) ops_.release(memory);
+}
+
+}  // namespace treeattn::model

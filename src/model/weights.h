@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The matrices of a Llama, where the backend can read them. Ranks that are threads share one copy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "kernels/model_ops.h"
+#include "model/checkpoint.h"
+#include "model/config.h"
+#include "treeattn/llama.h"
+#include "treeattn/thread_pool.h"
+
+namespace treeattn::model {
+
+struct LayerWeights {
+  const float* attention_norm = nullptr;  // [hidden]
+  kernels::WeightMatrix q, k, v, o;
+  const float* feed_forward_norm = nullptr;  // [hidden]
+  kernels::WeightMatrix gate, up, down;
+};
+
+// "bf16" (as stored, whatever that is) and "int8". Throws InvalidArgument.
+WeightFormat parse_weight_format(std::string_view name);
+
+struct WeightOptions {
+  WeightFormat format = WeightFormat::kAsStored;
+  // Whether the backend reads the memory of the checkpoint itself; false: everything is copied by from_host.
+  bool host_memory = true;
+  // Called with bytes done and bytes in all, now and then.
+  std::function<void(std::size_t done, std::size_t total)> progress;
+};
+
+class Weights {
+ public:
+  // Reads every weight once, so that the first token does not wait for the disk. `ops` gives the memory and must
+  // outlive this. Throws BadFile; InvalidArgument for a shape that the format cannot have.
+  Weights(const LlamaConfig& config, std::shared_ptr<const Checkpoint> checkpoint, kernels::ModelOps& ops,
+          ThreadPool& pool, const WeightOptions& options = {});
+  ~Weights();
+  Weights(const Weights&) = delete;
+  Weights& operator=(const Weights&) = delete;
+
+  const LlamaConfig& config() const { return config_; }
+  const kernels::WeightMatrix& embedding() const { return embedding_; }
+  const std::vector<LayerWeights>& layers() const { return layers_; }
+  const float* final_norm() const { return final_norm_; }
+  const kernels::WeightMatrix& head() const { return head_; }
+  // Of all matrices that one token reads: all but the embedding, of which it reads one row.
+  std::size_t bytes_per_token() const { return bytes_per_token_; }
+
+ private:
+  class Loader;
+
+  LlamaConfig config_;
+  std::shared_ptr<const Checkpoint> checkpoint_;
+  kernels::ModelOps& ops_;
+  std::vector<void*> owned_;  // of ops_
+  kernels::WeightMatrix embedding_;
+  std::vector<LayerWeights> layers_;
+  const float* final_norm_ = nullptr;
+  kernels::WeightMatrix head_;
+  std::size_t bytes_per_token_ = 0;
+};
+
+// Bytes of a matrix, scales included.
+std::size_t matrix_bytes(const kernels::WeightMatrix& matrix);
+// What Weights::bytes_per_token will say of a model whose weights are stored in `stored`, before it is loaded.
+std::size_t weight_bytes_per_token(const LlamaConfig& config, WeightFormat format, DType stored = DType::kBFloat16);
+
+}  // namespace treeattn::model

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""treeattn generate, chat and bench llama from outside, on the models of tests/golden/llama.
+
+Usage: llama_command_test.py TREEATTN GOLDEN [LAUNCHER...]     GOLDEN: tests/golden/llama
+"""
+import array
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+TREEATTN, GOLDEN, LAUNCHER = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3:]
+# More ranks than cores, as root.
+ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+ORDER = ["--chunk", "64", "--branches", "16"]
+
+
+def treeattn(*arguments, expect=0, launcher=(), stdin=b""):
+    command = [*launcher, TREEATTN, *map(str, arguments)]
+    done = subprocess.run(command, input=stdin, capture_output=True, env=ENVIRONMENT, timeout=300)
+    assert done.returncode == expect, f"{command} ended with {done.returncode}: {done.stdout} {done.stderr}"
+    return done
+
+
+def generated(model, *arguments, **keywords):
+    return json.loads(treeattn("generate", "--model", model, "--json", "--ignore-eos", *ORDER, *arguments, **keywords).stdout)
+
+
+def refused(says, *arguments, code=2, **keywords):
+    done = treeattn(*arguments, expect=code, **keywords)
+    assert says in done.stderr.decode(), f"{arguments}: {done.stderr} does not say {says!r}"
+    assert not done.stdout, done.stdout
+
+
+def byte_tokenizer(added):
+    """tokenizer.json of the 256 bytes, and of added tokens."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = iter(range(256, 512))
+    vocabulary = {chr(b if b in printable else next(rest)): b for b in range(256)}
+    return {"model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            "decoder": {"type": "ByteLevel"},
+            "added_tokens": [{"id": 256 + i, "content": text, "special": True} for i, text in enumerate(added)]}
+
+
+def with_bytes(directory):
+    """A model of 260 tokens with a tokenizer: the golden one, its table repeated."""
+    source = GOLDEN / "untied_scaled_f32"
+    config = json.loads((source / "config.json").read_text())
+    data = (source / "model.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8:8 + size]), data[8 + size:]
+    header.pop("__metadata__", None)
+    vocab, out, tensors = 260, {}, b""
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        values = body[begin:end]
+        if entry["shape"][0] == config["vocab_size"]:
+            row = len(values) // entry["shape"][0]
+            # Rows that are not all equal in pairs: each repetition is scaled.
+            rows = array.array("f", values)
+            width = row // 4
+            values = b"".join(
+                array.array("f", [x * (1 + r // config["vocab_size"] / 8)
+                                  for x in rows[r % config["vocab_size"] * width:][:width]]).tobytes()
+                for r in range(vocab))
+            entry = dict(entry, shape=[vocab, entry["shape"][1]])
+        out[name] = dict(entry, data_offsets=[len(tensors), len(tensors) + len(values)])
+        tensors += values
+    text = json.dumps(out).encode()
+    text += b" " * (-len(text) % 8)
+    directory.mkdir()
+    (directory / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + tensors)
+    config.update(vocab_size=vocab, bos_token_id=256, eos_token_id=[259])
+    (directory / "config.json").write_text(json.dumps(config))
+    special = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    (directory / "tokenizer.json").write_text(json.dumps(byte_tokenizer(special)))
+    return directory
+
+
+def check_ranks(model, scratch):
+    prompt = "A text that is longer than a chunk of sixty-four tokens, so that two ranks have a part of it. " * 2
+    warm = ["--temperature", "0.9", "--top-p", "0.9", "--seed", "5", "-n", "40"]
+    logits = [scratch / "one", scratch / "three"]
+    one = generated(model, prompt, *warm, "--logits", logits[0])
+    assert one["prompt_tokens"] == len(prompt) + 1 and len(one["tokens"]) <= 40, one
+    three = generated(model, prompt, *warm, "--ranks", 3, "--logits", logits[1])
+    assert three["ranks"] == 3 and three["tokens"] == one["tokens"] and three["text"] == one["text"]
+    assert logits[0].read_bytes() == logits[1].read_bytes() and logits[0].stat().st_size == len(one["tokens"]) * 260 * 4
+    if LAUNCHER:
+        mpi = generated(model, prompt, *warm, launcher=LAUNCHER)
+        assert mpi["transport"] == "mpi" and mpi["tokens"] == one["tokens"], mpi
+    other = generated(model, prompt, *warm[:-3], "6", "-n", "40")
+    assert other["tokens"] != one["tokens"]
+    return prompt
+
+
+def check_prompts(model, scratch, prompt):
+    (scratch / "prompt").write_text(prompt)
+    want = generated(model, prompt, "-n", 8)
+    assert generated(model, "--file", scratch / "prompt", "-n", 8)["tokens"] == want["tokens"]
+    assert generated(model, "-n", 8, stdin=prompt.encode())["tokens"] == want["tokens"]
+    plain = treeattn("generate", "--model", model, prompt, "-n", 8, "--ignore-eos", *ORDER).stdout.decode(errors="strict")
+    assert plain == want["text"] + "\n", (plain, want)
+    with_logprobs = generated(model, prompt, "-n", 4, "--logprobs", 3)["logprobs"]
+    assert len(with_logprobs) == 4 and all(place["top"][0]["token"] == place["token"] for place in with_logprobs)
+    half = generated(model, prompt, "-n", 4, "--save", scratch / "session", "--ranks", 3)
+    rest = generated(model, "-n", 4, "--load", scratch / "session", "--ranks", 2)
+    assert half["tokens"] + rest["tokens"] == want["tokens"], (half, rest, want)
+
+
+def check_refusals(model, scratch):
+    here = ["generate", "--model", model]
+    refused("the prompt is empty", *here, stdin=b"")
+    refused("UTF-8", *here, stdin=b"caf\xe9 society")
+    refused("context", *here, stdin=b"x" * 5000)
+    refused("accepted: bf16, int8", *here, "x", "--weights", "int4")
+    refused("--temperature is", *here, "x", "--temperature", "hot")
+    refused("one of the two", "generate", "x")
+    refused("llama-3.2-1b", "generate", "--random-weights", "llama-7", "x")
+    refused("config.json", "generate", "--model", scratch / "nothing", "x")
+    refused("would do", "generate", "--random-weights", "llama-3.1-405b", "x", code=3)
+    refused("needs a tokenizer", "generate", "--model", GOLDEN / "untied_scaled_f32", "x", "--stop", "y")
+    refused("tokenizer", "chat", "--model", GOLDEN / "untied_scaled_f32")
+
+
+def check_without_tokenizer():
+    done = treeattn("generate", "--model", GOLDEN / "untied_scaled_f32", "\x01\x02\x03", "-n", 5, "--ignore-eos")
+    assert len(done.stdout.split()) == 5 and all(0 <= int(x) < 37 for x in done.stdout.split()), done.stdout
+
+
+def check_chat(model):
+    turns = "Hello there.\n\nAnd again, with more to say.\n".encode()
+    one = treeattn("chat", "--model", model, "--system", "Be brief.", "-n", 12, *ORDER, stdin=turns).stdout
+    many = treeattn("chat", "--model", model, "--system", "Be brief.", "-n", 12, *ORDER, "--ranks", 3,
+                    stdin=turns).stdout
+    assert one == many and one.count(b"\n") >= 2, (one, many)
+
+
+def check_bench(model):
+    done = treeattn("bench", "llama", "--model", model, "--tokens", "70,200", "--runs", 2, "--new-tokens", 4, "--ranks",
+                    2, "--strategy", "merge,ring", "--json", *ORDER)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["tokens"], line["strategy"]) for line in lines] == [
+        (70, "merge"), (70, "ring"), (200, "merge"), (200, "ring")], lines
+    for line in lines:
+        assert line["total_ms"] >= line["first_token_ms"] > 0 and line["runs"] == 2 and line["limit_gb_s"] > 0, line
+    assert lines[2]["digest"] == lines[3]["digest"]
+    table = treeattn("bench", "llama", "--model", model, "--tokens", "70", "--runs", 1, *ORDER).stdout.decode()
+    assert "total s" in table and "ring" in table, table
+
+
+with tempfile.TemporaryDirectory() as name:
+    scratch_directory = pathlib.Path(name)
+    small = with_bytes(scratch_directory / "model")
+    text = check_ranks(small, scratch_directory)
+    check_prompts(small, scratch_directory, text)
+    check_refusals(small, scratch_directory)
+    check_without_tokenizer()
+    check_chat(small)
+    check_bench(small)
+    shutil.rmtree(scratch_directory / "session")
+print("all is well")

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a Llama is made of: weights, frequencies, the memory it needs, and its public face.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <numbers>
+#include <vector>
+
+#include "model/memory_need.h"
+#include "model/rope.h"
+#include "small_llama.h"
+#include "treeattn/error.h"
+#include "treeattn/llama.h"
+
+namespace treeattn::model {
+namespace {
+
+using testing_model::small_config;
+using testing_model::SmallModel;
+
+TEST(Weights, StayWhereTheCheckpointHasThem) {
+  LlamaConfig config = small_config();
+  config.tied_embeddings = true;
+  const auto checkpoint = std::make_shared<testing_model::RandomCheckpoint>(1, DType::kBFloat16);
+  ThreadPool pool(2);
+  const auto ops = kernels::cpu_model_ops(pool);
+  std::vector<std::size_t> steps;
+  std::size_t of_all = 0;
+  WeightOptions options;
+  options.progress = [&](std::size_t done, std::size_t total) {
+    steps.push_back(done);
+    of_all = total;
+  };
+  const Weights weights(config, checkpoint, *ops, pool, options);
+  const std::int64_t shape[] = {config.feed_forward, config.hidden};
+  EXPECT_EQ(weights.layers()[2].up.data, checkpoint->tensor("model.layers.2.mlp.up_proj.weight", shape).data);
+  EXPECT_EQ(weights.head().data, weights.embedding().data);
+  EXPECT_TRUE(std::is_sorted(steps.begin(), steps.end()));
+  EXPECT_EQ(steps.back(), of_all);
+  EXPECT_EQ(weights.bytes_per_token(), weight_bytes_per_token(config, WeightFormat::kAsStored));
+
+  // A backend of its own memory gets copies with the same content.
+  options.host_memory = false;
+  const Weights copied(config, checkpoint, *ops, pool, options);
+  const auto& a = weights.layers()[1].down;
+  const auto& b = copied.layers()[1].down;
+  EXPECT_NE(a.data, b.data);
+  EXPECT_EQ(std::memcmp(a.data, b.data, matrix_bytes(a)), 0);
+}
+
+TEST(Weights, Int8IsCloseAndHalfTheSize) {
+  LlamaConfig config = small_config();
+  const SmallModel as_stored(config), int8(config, DType::kBFloat16, WeightFormat::kInt8);
+  EXPECT_EQ(int8.weights->bytes_per_token(), weight_bytes_per_token(config, WeightFormat::kInt8));
+  EXPECT_LT(int8.weights->bytes_per_token() * 100, as_stored.weights->bytes_per_token() * 57);
+  const kernels::WeightMatrix& w = as_stored.weights->layers()[0].q;
+  const kernels::WeightMatrix& q = int8.weights->layers()[0].q;
+  for (std::int64_t r = 0; r < w.rows; ++r) {
+    for (std::int64_t c = 0; c < w.cols; ++c) {
+      const std::int64_t i = r * w.cols + c;
+      const float scale = q.scales[r * (w.cols / q.group) + c / q.group];
+      const float was = base::load_as_float(static_cast<const std::uint16_t*>(w.data) + i, w.dtype);
+      EXPECT_LE(std::fabs(static_cast<float>(static_cast<const std::int8_t*>(q.data)[i]) * scale - was),
+                0.5001f * scale);
+    }
+  }
+  config.feed_forward = 40;  // no whole groups
+  EXPECT_THROW(SmallModel(config, DType::kBFloat16, WeightFormat::kInt8), InvalidArgument);
+}
+
+TEST(Rope, LongWavesAreSlowedAndShortOnesKept) {
+  LlamaConfig config = small_config();
+  config.head_dim = 128;
+  config.rope_theta = 500000;
+  const std::vector<double> plain = rope_frequencies(config);
+  ASSERT_EQ(plain.size(), 64u);
+  EXPECT_EQ(plain[0], 1.0);
+  EXPECT_NEAR(plain[32], std::pow(500000.0, -0.5), 1e-15);
+  config.rope_scaling = RopeScaling{8.0, 1.0, 4.0, 8192};
+  const std::vector<double> scaled = rope_frequencies(config);
+  int kept = 0, slowed = 0, between = 0;
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    const double wave = 2 * std::numbers::pi / plain[i];
+    if (wave < 8192 / 4.0) {
+      EXPECT_EQ(scaled[i], plain[i]);
+      ++kept;
+    } else if (wave > 8192) {
+      EXPECT_EQ(scaled[i], plain[i] / 8);
+      ++slowed;
+    } else {
+      EXPECT_LT(scaled[i], plain[i]);
+      EXPECT_GT(scaled[i], plain[i] / 8);
+      ++between;
+    }
+    if (i > 0) {
+      EXPECT_LT(scaled[i], scaled[i - 1]);
+    }
+  }
+  EXPECT_GT(kept, 0);
+  EXPECT_GT(slowed, 0);
+  EXPECT_GT(between, 0);
+}
+
+TEST(MemoryNeed, MoreRanksNeedLessEach) {
+  const LlamaConfig config = known_shape("llama-3.1-8b");
+  const LlamaOptions options;
+  constexpr std::int64_t kTokens = 128 * 1024;
+  const auto need = [&](int ranks) { return memory_need(config, options, WeightFormat::kAsStored, 2, kTokens, ranks); };
+  // 8 heads of 128 in bfloat16, K and V, 32 layers.
+  EXPECT_EQ(need(1).cache, std::size_t{kTokens} * 2 * 8 * 128 * 2 * 32);
+  EXPECT_EQ(need(1).weights, static_cast<std::size_t>(config.parameters()) * 2);
+  for (const int ranks : {2, 4, 8}) EXPECT_EQ(need(ranks).cache, need(1).cache / static_cast<std::size_t>(ranks));
+  EXPECT_GE(need(3).cache * 3, need(1).cache);
+
+  const std::size_t machine = need(1).weights + need(1).of_rank() / 3;
+  const int enough = ranks_needed(config, options, WeightFormat::kAsStored, 2, kTokens, machine);
+  ASSERT_GT(enough, 1);
+  EXPECT_LE(need(enough).weights + need(enough).of_rank(), machine);
+  EXPECT_GT(need(enough - 1).weights + need(enough - 1).of_rank(), machine);
+  EXPECT_EQ(ranks_needed(config, options, WeightFormat::kAsStored, 2, kTokens, need(1).weights / 2), 0);
+}
+
+TEST(PublicLlama, GeneratesSavesAndGoesOn) {
+  const auto model = LlamaModel::load(std::filesystem::path(TREEATTN_GOLDEN_DIR) / "llama" / "untied_scaled_f32");
+  EXPECT_EQ(model->vocab(), 37);
+  EXPECT_FALSE(model->has_tokenizer());
+  EXPECT_THROW(model->encode("text"), Unavailable);
+  EXPECT_THROW(LlamaModel::random("llama-7", 1), InvalidArgument);
+  const std::vector<std::int32_t> prompt = testing_model::random_tokens(100, 37, 3);
+  GenerateOptions options;
+  options.max_tokens = 20;
+  options.ignore_eos = true;
+  const auto on = [&](int ranks) {
+    std::vector<std::int32_t> out;
+    run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
+      ThreadPool pool(1);
+      LlamaSession session(model, world, pool);
+      const GenerateResult result = session.generate(prompt, options);
+      if (world->rank() == 0) out = result.tokens;
+      EXPECT_EQ(session.tokens().size(), 120u);
+    });
+    return out;
+  };
+  EXPECT_EQ(on(1).size(), 20u);
+  EXPECT_EQ(on(1), on(2));
+}
+
+}  // namespace
+}  // namespace treeattn::model

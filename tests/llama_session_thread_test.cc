@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// Texts on ranks that are threads: stops, sampling, sessions, a rank lost while it speaks.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "byte_tokenizer.h"
+#include "model/session.h"
+#include "model/session_file.h"
+#include "model/stop_scanner.h"
+#include "small_llama.h"
+#include "temporary_directory.h"
+#include "treeattn/error.h"
+
+namespace treeattn::model {
+namespace {
+
+using testing_model::byte_tokenizer;
+using testing_model::random_tokens;
+using testing_model::small_options;
+using testing_model::SmallModel;
+
+// What one rank needs.
+struct Rank {
+  Rank(const SmallModel& model, const std::shared_ptr<Communicator>& world, const Tokenizer* tokenizer)
+      : pool(1),
+        ops(kernels::cpu_model_ops(pool)),
+        session(std::make_unique<Llama>(model.weights, world, *ops, pool, small_options()), tokenizer) {}
+
+  ThreadPool pool;
+  std::unique_ptr<kernels::ModelOps> ops;
+  Session session;
+};
+
+SamplerOptions warm(std::uint64_t seed = 3) {
+  SamplerOptions options;
+  options.temperature = 0.8;
+  options.top_p = 0.95;
+  options.repetition_penalty = 1.1;
+  options.seed = seed;
+  return options;
+}
+
+GenerateOptions tokens_of(std::int64_t count) {
+  GenerateOptions options;
+  options.max_tokens = count;
+  options.sampler = warm();
+  return options;
+}
+
+std::vector<std::int32_t> generate_on(int ranks, const SmallModel& model, const GenerateOptions& options,
+                                      std::int64_t prompt) {
+  std::mutex mutex;
+  std::vector<std::int32_t> said;
+  run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
+    Rank rank(model, world, nullptr);
+    const auto result = rank.session.generate(random_tokens(prompt, 301, 7), options);
+    const std::lock_guard lock(mutex);
+    if (said.empty()) said = result.tokens;
+    EXPECT_EQ(said, result.tokens);
+    EXPECT_EQ(result.stats.token_seconds.size() + 1, result.tokens.size());
+  });
+  return said;
+}
+
+TEST(Session, SampledTextIsTheSameOnAnyNumberOfRanks) {
+  const SmallModel model;
+  const auto one = generate_on(1, model, tokens_of(60), 200);
+  EXPECT_EQ(one.size(), 60u);
+  for (const int ranks : {2, 3}) EXPECT_EQ(generate_on(ranks, model, tokens_of(60), 200), one) << ranks;
+  GenerateOptions other = tokens_of(60);
+  other.sampler.seed = 4;
+  EXPECT_NE(generate_on(1, model, other, 200), one);
+}
+
+TEST(Session, GoesOnWhereItWasLeft) {
+  const SmallModel model;
+  const auto want = generate_on(1, model, tokens_of(50), 100);
+  const TemporaryDirectory directory;
+  std::vector<std::int32_t> first;
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    Rank rank(model, world, nullptr);
+    const auto result = rank.session.generate(random_tokens(100, 301, 7), tokens_of(20));
+    if (world->rank() == 0) first = result.tokens;
+    rank.session.save(directory.path());
+  });
+  run_ranks(2, [&](std::shared_ptr<Communicator> world) {
+    ThreadPool pool(1);
+    const auto ops = kernels::cpu_model_ops(pool);
+    Session session = Session::load(directory.path(), model.weights, world, *ops, pool, nullptr);
+    const auto rest = session.generate({}, tokens_of(30));
+    std::vector<std::int32_t> all = first;
+    all.insert(all.end(), rest.tokens.begin(), rest.tokens.end());
+    EXPECT_EQ(all, want);
+  });
+}
+
+TEST(Session, StopsAtTokensStringsContextAndTheFlag) {
+  const SmallModel model;
+  const Tokenizer tokenizer = byte_tokenizer();
+  const auto run = [&](GenerateOptions options, std::string* text = nullptr) {
+    Rank rank(model, self_communicator(), &tokenizer);
+    TextListener listener;
+    if (text) listener.text = [text](std::string_view piece) { *text += piece; };
+    options.sampler.temperature = 0;
+    return rank.session.generate(random_tokens(20, 256, 9), options, listener);
+  };
+  std::string text;
+  const GenerateResult whole = run(tokens_of(80), &text);
+  EXPECT_EQ(whole.reason, StopReason::kMaxTokens);
+  ASSERT_EQ(whole.tokens.size(), 80u);
+
+  GenerateOptions at_token = tokens_of(80);
+  at_token.stop_tokens = {whole.tokens[30]};
+  const GenerateResult stopped = run(at_token);
+  EXPECT_EQ(stopped.reason, StopReason::kStopToken);
+  EXPECT_EQ(stopped.tokens.back(), whole.tokens[30]);
+  EXPECT_LE(stopped.tokens.size(), 31u);
+
+  // A string that lies over several tokens, which are bytes here.
+  ASSERT_GT(text.size(), 20u);
+  std::size_t at = text.size() / 2;
+  while ((static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) ++at;
+  GenerateOptions at_string = tokens_of(80);
+  at_string.stop = {"never said at all", text.substr(at, 9)};
+  std::string before;
+  EXPECT_EQ(run(at_string, &before).reason, StopReason::kStopString);
+  EXPECT_EQ(before, text.substr(0, text.find(at_string.stop[1])));
+
+  std::atomic<bool> flag = true;
+  GenerateOptions interrupted = tokens_of(80);
+  interrupted.interrupt = &flag;
+  const GenerateResult cut = run(interrupted);
+  EXPECT_EQ(cut.reason, StopReason::kInterrupted);
+  EXPECT_EQ(cut.tokens.size(), 1u);
+
+  LlamaConfig short_config = testing_model::small_config();
+  short_config.context = 30;
+  const SmallModel short_model(short_config);
+  Rank rank(short_model, self_communicator(), &tokenizer);
+  const GenerateResult full = rank.session.generate(random_tokens(20, 256, 9), tokens_of(80));
+  EXPECT_EQ(full.reason, StopReason::kContext);
+  EXPECT_EQ(full.tokens.size(), 10u);
+}
+
+TEST(Session, TheFlagOfOneRankStopsAll) {
+  const SmallModel model;
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    Rank rank(model, world, nullptr);
+    const std::atomic<bool> mine = world->rank() == 2;
+    GenerateOptions options = tokens_of(50);
+    options.interrupt = &mine;
+    const GenerateResult result = rank.session.generate(random_tokens(10, 301, 1), options);
+    EXPECT_EQ(result.reason, StopReason::kInterrupted);
+    EXPECT_EQ(result.tokens.size(), 1u);
+  });
+}
+
+TEST(Session, BadPromptsAreRefused) {
+  const SmallModel model;
+  Rank rank(model, self_communicator(), nullptr);
+  EXPECT_THROW(rank.session.generate({}, {}), InvalidArgument);
+  EXPECT_THROW(rank.session.generate(std::vector<std::int32_t>{301}, {}), InvalidArgument);
+  EXPECT_THROW(rank.session.generate(std::vector<std::int32_t>(4096, 1), {}), InvalidArgument);
+  GenerateOptions stop;
+  stop.stop = {"x"};
+  EXPECT_THROW(rank.session.generate(std::vector<std::int32_t>{1}, stop), InvalidArgument);
+  GenerateOptions none;
+  none.max_tokens = 0;
+  EXPECT_THROW(rank.session.generate(std::vector<std::int32_t>{1}, none), InvalidArgument);
+  EXPECT_TRUE(rank.session.tokens().empty());
+}
+
+// The listener of one rank ends it by throwing: to the others it is gone.
+struct Gone {};
+
+TEST(SessionLoss, TheTextGoesOnUnchanged) {
+  const SmallModel model;
+  const auto first = generate_on(1, model, tokens_of(40), 200);
+  RankOptions patience;
+  patience.deadline = Seconds(20.0);
+  for (const int ranks : {2, 4}) {
+    for (const std::size_t last_words : {0u, 1u, 25u}) {
+      std::atomic<int> finished = 0;
+      run_ranks(
+          ranks,
+          [&](std::shared_ptr<Communicator> world) {
+            const bool mortal = world->rank() == ranks / 2;
+            Rank rank(model, world, nullptr);
+            GenerateOptions options = tokens_of(40);
+            options.recover = true;
+            std::size_t said = 0;
+            TextListener listener;
+            std::vector<std::int32_t> heard;
+            listener.prefill = [&](std::int64_t, std::int64_t) {
+              if (mortal && last_words == 0) throw Gone();
+            };
+            listener.token = [&](const TokenChoice& choice) {
+              heard.push_back(choice.token);
+              if (mortal && ++said == last_words) throw Gone();
+            };
+            try {
+              const GenerateResult result = rank.session.generate(random_tokens(200, 301, 7), options, listener);
+              EXPECT_EQ(result.tokens, first) << ranks << " ranks, after " << last_words;
+              EXPECT_EQ(heard, first);
+              EXPECT_EQ(result.stats.lost, std::vector<int>{ranks / 2});
+              // And a second prompt after that.
+              EXPECT_EQ(rank.session.generate(random_tokens(70, 301, 8), options).tokens.size(), 40u);
+              ++finished;
+            } catch (const Gone&) {
+            }
+          },
+          patience);
+      EXPECT_EQ(finished, ranks - 1);
+    }
+  }
+}
+
+TEST(SessionLoss, WithoutRecoverItIsAnError) {
+  const SmallModel model;
+  RankOptions patience;
+  patience.deadline = Seconds(20.0);
+  std::atomic<int> named = 0;
+  run_ranks(
+      3,
+      [&](std::shared_ptr<Communicator> world) {
+        Rank rank(model, world, nullptr);
+        const bool mortal = world->rank() == 1;
+        TextListener listener;
+        listener.token = [&](const TokenChoice&) {
+          if (mortal) throw Gone();
+        };
+        try {
+          rank.session.generate(random_tokens(20, 301, 7), tokens_of(40), listener);
+          ADD_FAILURE() << "nobody was missed";
+        } catch (const LostRanks& error) {
+          named += error.ranks() == std::vector<int>{1};
+        } catch (const Gone&) {
+        }
+      },
+      patience);
+  EXPECT_EQ(named, 2);
+}
+
+TEST(StopScanner, HoldsBackWhatMayBecomeAStop) {
+  StopScanner scanner({"END", "</s>"});
+  EXPECT_EQ(scanner.next("abcE"), "abc");
+  EXPECT_EQ(scanner.next("N"), "");
+  EXPECT_EQ(scanner.next("e<"), "ENe");
+  EXPECT_EQ(scanner.next("/s"), "");
+  EXPECT_EQ(scanner.next(">tail"), "");
+  EXPECT_TRUE(scanner.stopped());
+  EXPECT_EQ(scanner.finish(), "");
+  // Any cut of any text gives the same.
+  const std::string text = "aaabaabaaababab";
+  for (std::size_t step = 1; step <= text.size(); ++step) {
+    StopScanner pieces({"abab", "baab"});
+    std::string shown;
+    for (std::size_t i = 0; i < text.size(); i += step) shown += pieces.next(text.substr(i, step));
+    shown += pieces.finish();
+    EXPECT_EQ(shown, text.substr(0, text.find("baab"))) << step;
+  }
+  StopScanner none({});
+  EXPECT_EQ(none.next("all"), "all");
+}
+
+TEST(SessionFile, ReadsWhatItWrote) {
+  SavedText text;
+  text.model = 77;
+  text.pending = {1, 2, 3};
+  text.transcripts[0].append(random_tokens(100, 301, 1), Way::kBlocks);
+  text.transcripts[0].append(random_tokens(5, 301, 2), Way::kOneByOne);
+  text.transcripts[0].append(random_tokens(70, 301, 2), Way::kBlocks);
+  text.transcripts[3];
+  const std::vector<std::byte> bytes = encode(text);
+  EXPECT_EQ(parse_saved_text(bytes), text);
+  for (std::size_t i = 0; i < bytes.size(); i += 7) {
+    EXPECT_THROW(parse_saved_text(std::span(bytes).first(i)), InvalidArgument) << i;
+    std::vector<std::byte> damaged = bytes;
+    damaged[i] ^= std::byte{4};
+    EXPECT_THROW(parse_saved_text(damaged), InvalidArgument) << i;
+  }
+}
+
+TEST(Transcript, BlocksFollowTheGridAndTheWay) {
+  Transcript text;
+  text.append(random_tokens(100, 301, 1), Way::kBlocks);
+  text.append(random_tokens(2, 301, 1), Way::kOneByOne);
+  text.append(random_tokens(1, 301, 1), Way::kOneByOne);
+  text.append(random_tokens(60, 301, 1), Way::kBlocks);
+  EXPECT_EQ(text.segments().size(), 3u);
+  const std::vector<Block> want = {{0, 64}, {64, 36}, {100, 1}, {101, 1}, {102, 1}, {103, 25}, {128, 35}};
+  EXPECT_EQ(text.blocks(0, 163, 64), want);
+  EXPECT_EQ(text.blocks(64, 64, 64), std::vector<Block>(want.begin() + 1, want.end() - 1));
+  text.truncate(101);
+  EXPECT_EQ(text.blocks(64, 37, 64), std::vector<Block>(want.begin() + 1, want.begin() + 3));
+}
+
+}  // namespace
+}  // namespace treeattn::model

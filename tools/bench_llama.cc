@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+// treeattn bench llama: a prompt and ten tokens, as in the paper's tables, by Tree Attention and by Ring Attention.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "allocation_counter.h"
+#include "base/check.h"
+#include "base/read_bandwidth.h"
+#include "command.h"
+#include "model/memory_need.h"
+#include "model/session.h"
+#include "model_options.h"
+#include "model_run.h"
+#include "options.h"
+#include "parallel/agree.h"
+#include "progress.h"
+#include "table.h"
+
+namespace treeattn::tools {
+namespace {
+
+struct BenchLlamaOptions {
+  ModelOptions model;
+  std::string tokens, new_tokens, runs;
+  bool quick = false;
+  bool json = false;
+};
+
+struct Setup {
+  ModelPlan plan;
+  std::vector<std::int64_t> tokens;
+  std::vector<Strategy> strategies;
+  std::int64_t new_tokens = 10;
+  int runs = 3;
+};
+
+// The figures of the runs, in seconds; the slowest rank's.
+struct Samples {
+  std::vector<double> total, first, each;
+};
+
+struct Line {
+  Strategy strategy = Strategy::kAuto;
+  std::int64_t tokens = 0;
+  Samples samples;
+  double read_gb_s = 0;   // what a token reads, over its time
+  double limit_gb_s = 0;  // what the machine reads at best, measured beside it
+  std::size_t token_bytes = 0;
+  std::size_t peak_bytes = 0, formula_bytes = 0;  // of a rank, weights apart
+  std::uint64_t bytes_sent = 0;                   // by a rank, for the whole text
+  std::uint64_t digest = 0;                       // of the tokens
+};
+
+double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+double standard_error(const std::vector<double>& values) {
+  if (values.size() < 2) return 0;
+  const double middle = mean(values);
+  double sum = 0;
+  for (const double x : values) sum += (x - middle) * (x - middle);
+  const auto n = static_cast<double>(values.size());
+  return std::sqrt(sum / (n - 1) / n);
+}
+
+Setup make_setup(const BenchLlamaOptions& options) {
+  Setup setup;
+  setup.plan = make_model_plan(options.model);
+  const std::int64_t context = setup.plan.model.config.context;
+  for (const std::string& text : split_list(!options.tokens.empty() ? options.tokens
+                                            : options.quick         ? "256,512"
+                                                                    : "512,1k,2k,4k")) {
+    setup.tokens.push_back(parse_count("--tokens", text, 1, context - 1));
+  }
+  for (const std::string& name : split_list(options.model.strategy.empty() ? "auto,ring" : options.model.strategy)) {
+    setup.strategies.push_back(parse_strategy(name));
+  }
+  setup.new_tokens = options.new_tokens.empty() ? 10 : parse_count("--new-tokens", options.new_tokens, 2, 1 << 20);
+  setup.runs =
+      options.runs.empty() ? (options.quick ? 2 : 3) : static_cast<int>(parse_count("--runs", options.runs, 1, 1000));
+  const std::int64_t longest = *std::max_element(setup.tokens.begin(), setup.tokens.end());
+  base::require(longest + setup.new_tokens <= context, "--tokens is {} and --new-tokens {}; accepted: {} together",
+                longest, setup.new_tokens, context);
+  return setup;
+}
+
+template <class T>
+T max_of_ranks(Communicator& world, T value) {
+  parallel::combine_over_ranks(world, std::span(&value, 1), parallel::larger<T>);
+  return value;
+}
+
+// All lines on one rank.
+class RankBench {
+ public:
+  RankBench(const Setup& setup, const ModelRank& rank) : setup_(setup), rank_(rank), world_(*rank.world) {}
+
+  std::vector<Line> run() {
+    std::vector<Line> lines;
+    const std::size_t steps =
+        setup_.tokens.size() * setup_.strategies.size() * static_cast<std::size_t>(setup_.runs + 1);
+    if (rank_.speaks) progress_ = std::make_unique<Progress>("running", steps);
+    for (const std::int64_t tokens : setup_.tokens) {
+      const std::size_t begin = lines.size();
+      for (const Strategy strategy : setup_.strategies) {
+        Line& line = lines.emplace_back();
+        line.strategy = strategy;
+        line.tokens = tokens;
+      }
+      double limit = read_limit();
+      // The first round warms up; the strategies take turns, so that what else the machine does hits them alike.
+      for (int run = -1; run < setup_.runs; ++run) {
+        for (std::size_t i = begin; i < lines.size(); ++i) measure(lines[i], run);
+      }
+      limit = std::max(limit, read_limit());
+      for (std::size_t i = begin; i < lines.size(); ++i) finish(lines[i], limit);
+    }
+    return lines;
+  }
+
+ private:
+  // One prompt and its tokens. run < 0 is not counted.
+  void measure(Line& line, int run) {
+    if (progress_) progress_->step(fmt::format("{} tokens, {}", line.tokens, strategy_name(line.strategy)));
+    LlamaOptions options = setup_.plan.llama;
+    options.attention.strategy = line.strategy;
+    std::vector<std::int32_t> prompt;
+    for (std::int64_t i = 0; i < line.tokens; ++i) {
+      prompt.push_back(static_cast<std::int32_t>((i * 7919 + 13) % setup_.plan.model.config.vocab));
+    }
+    GenerateOptions text;
+    text.max_tokens = setup_.new_tokens;
+    text.ignore_eos = true;
+    base::AllocationMeter& meter = program_allocations();
+    world_.barrier();
+    const std::size_t before = meter.current();
+    if (counts_memory()) meter.reset_peak();
+    world_.barrier();
+    model::Session session(
+        std::make_unique<model::Llama>(rank_.model.weights, rank_.world, rank_.ops, rank_.pool, options), nullptr);
+    const GenerateResult result = session.generate(prompt, text);
+    world_.barrier();
+    const double first = max_of_ranks(world_, result.stats.first_token_seconds);
+    const double rest = max_of_ranks(
+        world_, std::accumulate(result.stats.token_seconds.begin(), result.stats.token_seconds.end(), 0.0));
+    // Ranks that are threads share the counter: the first one reads it for all.
+    const std::size_t sharing = world_.transport() == "mpi" ? 1 : static_cast<std::size_t>(world_.size());
+    const std::size_t heap = counts_memory() ? (meter.peak() - std::min(meter.peak(), before)) / sharing : 0;
+    const std::size_t cache = session.llama().cache().allocated_bytes();
+    line.peak_bytes = std::max(line.peak_bytes, max_of_ranks(world_, heap) + max_of_ranks(world_, cache));
+    std::uint64_t cache_here = max_of_ranks(world_, cache) * static_cast<std::size_t>(rank_.ranks_here);
+    line.token_bytes = rank_.model.weights->bytes_per_token() * static_cast<std::size_t>(rank_.ranks_here) + cache_here;
+    line.bytes_sent = max_of_ranks(world_, result.stats.bytes_sent);
+    for (const std::int32_t token : result.tokens) {
+      line.digest = (line.digest ^ static_cast<std::uint64_t>(token)) * 0x100000001b3ull;
+    }
+    if (run < 0) {
+      line.digest = 0;
+      return;
+    }
+    line.samples.total.push_back(first + rest);
+    line.samples.first.push_back(first);
+    line.samples.each.push_back(rest / static_cast<double>(result.stats.token_seconds.size()));
+  }
+
+  bool counts_memory() const { return world_.transport() == "mpi" || world_.rank() == 0; }
+
+  // With all cores of this machine, while the other ranks wait.
+  double read_limit() {
+    world_.barrier();
+    double out = 0;
+    if (rank_.speaks) {
+      ThreadPool all(ThreadPool::available_cores());
+      out = base::read_bandwidth(all, std::size_t{256} << 20, 5);
+    }
+    world_.broadcast(std::as_writable_bytes(std::span(&out, 1)), 0);
+    return out;
+  }
+
+  void finish(Line& line, double limit) {
+    line.limit_gb_s = limit;
+    line.read_gb_s = static_cast<double>(line.token_bytes) / mean(line.samples.each) / 1e9;
+    line.formula_bytes = model::memory_need(setup_.plan.model.config, setup_.plan.llama, setup_.plan.weights, 2,
+                                            line.tokens + setup_.new_tokens, world_.size())
+                             .of_rank();
+  }
+
+  const Setup& setup_;
+  const ModelRank& rank_;
+  Communicator& world_;
+  std::unique_ptr<Progress> progress_;
+};
+
+void print_json(const Setup& setup, const ModelRank& rank, const Line& line) {
+  nlohmann::ordered_json out;
+  const auto figure = [&](const char* name, const std::vector<double>& seconds) {
+    out[std::string(name) + "_ms"] = 1e3 * mean(seconds);
+    out[std::string(name) + "_stderr_ms"] = 1e3 * standard_error(seconds);
+  };
+  out["strategy"] = strategy_name(line.strategy);
+  out["tokens"] = line.tokens;
+  out["new_tokens"] = setup.new_tokens;
+  out["ranks"] = rank.world->size();
+  out["transport"] = rank.world->transport();
+  out["runs"] = line.samples.total.size();
+  figure("total", line.samples.total);
+  figure("first_token", line.samples.first);
+  figure("token", line.samples.each);
+  out["token_bytes"] = line.token_bytes;
+  out["read_gb_s"] = line.read_gb_s;
+  out["limit_gb_s"] = line.limit_gb_s;
+  out["peak_bytes"] = line.peak_bytes;
+  out["formula_bytes"] = line.formula_bytes;
+  out["bytes_sent"] = line.bytes_sent;
+  out["digest"] = fmt::format("{:016x}", line.digest);
+  fmt::print("{}\n", out.dump());
+}
+
+void print_table(const Setup& setup, const ModelRank& rank, const std::vector<Line>& lines) {
+  const model::LlamaConfig& c = setup.plan.model.config;
+  fmt::print("{} layers of {}, {}/{} heads of {}; cache {}; {} ranks ({}), {} threads each; {} new tokens, {} runs\n\n",
+             c.layers, c.hidden, c.heads, c.kv_heads, c.head_dim, dtype_name(setup.plan.llama.kv_type),
+             rank.world->size(), rank.world->transport(), rank.pool.size(), setup.new_tokens, setup.runs);
+  Table table({{"tokens"},
+               {"strategy", Align::kLeft},
+               {"total s"},
+               {"+-"},
+               {"first s"},
+               {"+-"},
+               {"token ms"},
+               {"+-"},
+               {"GB/s"},
+               {"limit"},
+               {"peak"},
+               {"formula"},
+               {"sent"}});
+  for (const Line& line : lines) {
+    const Samples& s = line.samples;
+    table.add({fmt::format("{}", line.tokens), std::string(strategy_name(line.strategy)), format_number(mean(s.total)),
+               format_number(standard_error(s.total)), format_number(mean(s.first)),
+               format_number(standard_error(s.first)), format_number(1e3 * mean(s.each)),
+               format_number(1e3 * standard_error(s.each)), format_number(line.read_gb_s),
+               format_number(line.limit_gb_s), format_bytes(line.peak_bytes), format_bytes(line.formula_bytes),
+               format_bytes(line.bytes_sent)});
+  }
+  table.print();
+}
+
+// The tokens are the same by every strategy that promises it.
+int check(const std::vector<Line>& lines) {
+  int code = kOk;
+  for (const Line& a : lines) {
+    for (const Line& b : lines) {
+      const bool comparable = &a < &b && a.tokens == b.tokens && same_bits(a.strategy) && same_bits(b.strategy);
+      if (!comparable || a.digest == b.digest) continue;
+      fmt::print(stderr, "treeattn: check failed: {} and {} made other texts of {} tokens\n", strategy_name(a.strategy),
+                 strategy_name(b.strategy), a.tokens);
+      code = kCheckFailed;
+    }
+  }
+  return code;
+}
+
+int run(const BenchLlamaOptions& options) {
+  const Setup setup = make_setup(options);
+  const std::int64_t longest = *std::max_element(setup.tokens.begin(), setup.tokens.end()) + setup.new_tokens;
+  return run_model(setup.plan, longest, [&](const ModelRank& rank) {
+    const std::vector<Line> lines = RankBench(setup, rank).run();
+    if (!rank.speaks) return kOk;
+    if (options.json) {
+      for (const Line& line : lines) print_json(setup, rank, line);
+    } else {
+      print_table(setup, rank, lines);
+    }
+    return check(lines);
+  });
+}
+
+constexpr char kFooter[] = R"(Columns:
+  total s   the prompt and all new tokens: mean of the runs and its standard error, after a run that is not counted
+  first s   of it, until the first token
+  token ms  each token after it
+  GB/s      weights and cache that a token reads on this machine, every rank its own, over the time of a token;
+            limit: what this machine reads at best, measured beside it
+  peak      bytes the largest rank holds beside the weights; formula: what the command allows for before it begins
+  sent      bytes a rank sends for the whole text
+
+Examples:
+  treeattn bench llama --random-weights llama-3.2-1b --quick
+  treeattn bench llama --model Llama-3.2-1B --ranks 2 --tokens 1k,4k --strategy merge,ring --runs 5
+  mpirun -n 4 treeattn bench llama --random-weights llama-3.1-8b --weights int8 --tokens 32k --json)";
+
+}  // namespace
+
+Command add_bench_llama(CLI::App& parent) {
+  CLI::App* app =
+      parent.add_subcommand("llama", "A prompt and ten tokens: tree against ring, as in the paper's tables");
+  auto options = std::make_shared<BenchLlamaOptions>();
+  options->model.add_to(*app, true);
+  app->add_option("--tokens", options->tokens, "Lengths of the prompt (default 512,1k,2k,4k)")->type_name("LIST");
+  app->add_option("--new-tokens", options->new_tokens, "Tokens after it (default 10)")->type_name("N");
+  app->add_option("--runs", options->runs, "Runs that count (default 3)")->type_name("N");
+  app->add_flag("--quick", options->quick, "256 and 512 tokens and two runs, unless asked for others");
+  app->add_flag("--json", options->json, "One JSON object a line; docs/cli.md explains the keys");
+  app->footer(kFooter);
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace treeattn::tools

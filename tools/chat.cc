@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// treeattn chat: a conversation with a Llama 3 model. The cache keeps what was said; a turn adds only its own tokens.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "command.h"
+#include "model/session.h"
+#include "model_options.h"
+#include "model_run.h"
+#include "rate_progress.h"
+#include "treeattn/error.h"
+
+namespace treeattn::tools {
+namespace {
+
+struct ChatCommand {
+  ModelOptions model;
+  SamplingOptions sampling;
+  std::string system;
+};
+
+// The next line of the user, on every rank; nothing at the end. The one that speaks reads it: a person may take long.
+std::optional<std::string> next_line(const std::shared_ptr<Communicator>& world) {
+  constexpr Seconds kPatience{1e6};
+  const bool reads = world->rank() == 0;
+  std::string line;
+  std::int64_t length = -1;
+  if (reads) {
+    if (::isatty(STDIN_FILENO) != 0) fmt::print("> ");
+    std::fflush(stdout);
+    if (std::getline(std::cin, line)) length = static_cast<std::int64_t>(line.size());
+  }
+  world->broadcast(std::as_writable_bytes(std::span(&length, 1)), 0, kPatience);
+  if (length < 0) return {};
+  line.resize(static_cast<std::size_t>(length));
+  if (length > 0) world->broadcast(std::as_writable_bytes(std::span(line)), 0, kPatience);
+  return line;
+}
+
+// The tokens that the conversation gains by these messages. Only the first turn begins the text; the turn before is
+// ended if the model did not end it itself.
+std::vector<std::int32_t> turn_tokens(const model::Tokenizer& tokenizer, std::span<const model::ChatMessage> messages,
+                                      std::span<const std::int32_t> so_far) {
+  std::vector<std::int32_t> tokens = model::chat_tokens(tokenizer, messages, true);
+  if (so_far.empty()) return tokens;
+  tokens.erase(tokens.begin());
+  const std::optional<std::int32_t> end = tokenizer.find("<|eot_id|>");
+  if (end && so_far.back() != *end) tokens.insert(tokens.begin(), *end);
+  return tokens;
+}
+
+int converse(const ChatCommand& options, const ModelPlan& plan, const GenerateOptions& text, const ModelRank& rank) {
+  const model::Tokenizer& tokenizer = *rank.model.description.tokenizer;
+  model::Session session(
+      std::make_unique<model::Llama>(rank.model.weights, rank.world, rank.ops, rank.pool, plan.llama), &tokenizer);
+  std::vector<model::ChatMessage> messages;
+  if (!options.system.empty()) messages.push_back({"system", options.system});
+  RateProgress progress("reading", "tokens");
+  TextListener listener;
+  if (rank.speaks) {
+    listener.prefill = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
+    listener.text = [&](std::string_view piece) {
+      progress.clear();
+      std::fwrite(piece.data(), 1, piece.size(), stdout);
+      std::fflush(stdout);
+    };
+  }
+  while (const auto line = next_line(session.llama().communicator())) {
+    if (line->empty()) continue;
+    messages.push_back({"user", *line});
+    try {
+      session.generate(turn_tokens(tokenizer, messages, session.tokens()), text, listener);
+      messages.clear();  // they are in the cache now
+    } catch (const InvalidArgument& error) {
+      // Refused on every rank before any work: too long, or not UTF-8.
+      if (rank.speaks) fmt::print(stderr, "treeattn: {}\n", error.what());
+      messages.pop_back();
+      continue;
+    }
+    if (!rank.speaks) continue;
+    fmt::print("\n");
+    interrupt_flag();  // Ctrl-C ends an answer, not the conversation
+  }
+  return kOk;
+}
+
+int run(const ChatCommand& options) {
+  const ModelPlan plan = make_model_plan(options.model);
+  base::require(plan.model.tokenizer != nullptr, "this model has no tokenizer; chat needs a tokenizer.json");
+  const std::vector<model::ChatMessage> greeting = {{"user", "?"}};
+  model::chat_tokens(*plan.model.tokenizer, greeting, true);  // throws if it has no template's tokens
+  GenerateOptions text = options.sampling.parse(1024);
+  text.interrupt = &interrupt_flag();
+  const std::int64_t room = std::min<std::int64_t>(plan.model.config.context, 8192);
+  return run_model(plan, room, [&](const ModelRank& rank) { return converse(options, plan, text, rank); });
+}
+
+constexpr char kFooter[] =
+    R"(A line of input is a message; the end of the input ends the conversation. The model needs the tokenizer of Llama 3.
+
+Examples:
+  treeattn chat --model Llama-3.2-1B-Instruct
+  treeattn chat --model Llama-3.2-1B-Instruct --system "Answer in one sentence." --temperature 0.6 --top-p 0.9
+  mpirun -n 4 treeattn chat --model Llama-3.2-1B-Instruct --recover)";
+
+}  // namespace
+
+Command add_chat(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand("chat", "A conversation with a Llama whose KV cache is spread over ranks");
+  auto options = std::make_shared<ChatCommand>();
+  options->model.add_to(*app);
+  options->sampling.add_to(*app, "1024");
+  app->add_option("--system", options->system, "What the model is told first")->type_name("TEXT");
+  app->footer(kFooter);
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace treeattn::tools

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// treeattn demo: a pass key is hidden in a long text, the text is spread over ranks, the model is asked for the key,
+// and Tree Attention is held against Ring Attention on the cache that is there now.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "allocation_counter.h"
+#include "base/check.h"
+#include "command.h"
+#include "haystack.h"
+#include "model/session.h"
+#include "model_options.h"
+#include "model_run.h"
+#include "options.h"
+#include "parallel/agree.h"
+#include "plan/tree_order.h"
+#include "rate_progress.h"
+#include "table.h"
+
+namespace treeattn::tools {
+namespace {
+
+struct DemoCommand {
+  ModelOptions model;
+  std::string stories, tokens = "16k", depth = "37", seed = "7", steps = "8";
+  bool json = false;
+};
+
+// Beside the installed command, or where this one was built.
+std::filesystem::path demo_directory() {
+  std::error_code none;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", none);
+  const std::filesystem::path installed = self.parent_path().parent_path() / "share" / "treeattn" / "demo_model";
+  return std::filesystem::exists(installed / "stories.txt", none) ? installed : TREEATTN_DEMO_DIR;
+}
+
+// What one way of attending costs a decoded token.
+struct Way {
+  Strategy strategy = Strategy::kMerge;
+  double step_ms = 0;
+  std::uint64_t bytes = 0;     // sent by the rank that sends most, all layers
+  std::size_t peak_bytes = 0;  // allocated for the step, of one rank
+  std::int32_t token = 0;      // what the model said, so that both can be seen to agree
+};
+
+// The largest of all ranks.
+template <class T>
+T max_of_ranks(Communicator& world, T value) {
+  parallel::combine_over_ranks(world, std::span(&value, 1), parallel::larger<T>);
+  return value;
+}
+
+// Decodes `steps` tokens by a strategy and forgets them again.
+Way measure(model::Llama& llama, const ModelRank& rank, Strategy strategy, int steps, std::int32_t first) {
+  Communicator& world = *llama.communicator();
+  const SequenceId sequence = llama.sequences().front();
+  const std::int64_t length = llama.cache().length(sequence);
+  ParallelOptions options = llama.options().attention;
+  options.strategy = strategy;
+  llama.change_attention(options);
+  std::vector<float> logits(static_cast<std::size_t>(llama.config().vocab));
+  Way way{.strategy = strategy};
+  way.token = first;
+  base::AllocationMeter& meter = program_allocations();
+  const bool counts = world.transport() == "mpi" || world.rank() == 0;
+  std::size_t before = 0;
+  for (int step = -1; step < steps; ++step) {  // the first one warms up
+    world.barrier();
+    if (step == 0 && counts) meter.reset_peak();
+    if (step == 0) before = meter.current();
+    const std::uint64_t sent = world.traffic().bytes;
+    const auto start = std::chrono::steady_clock::now();
+    llama.decode({&sequence, 1}, {&way.token, 1}, logits);
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+    way.token = static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    if (step < 0) continue;
+    way.step_ms += took.count() / steps;
+    way.bytes = world.traffic().bytes - sent;
+  }
+  world.barrier();
+  const std::size_t sharing = world.transport() == "mpi" ? 1 : static_cast<std::size_t>(rank.ranks_here);
+  way.peak_bytes = counts ? (meter.peak() - std::min(meter.peak(), before)) / sharing : 0;
+  way.peak_bytes = max_of_ranks(world, way.peak_bytes);
+  way.bytes = max_of_ranks(world, way.bytes);
+  llama.truncate(sequence, length);
+  return way;
+}
+
+// Which ranks hold the tokens [first, end).
+std::set<int> holders(const KvCache& cache, std::int64_t first, std::int64_t end) {
+  const ReductionOrder& order = cache.config().order;
+  std::set<int> out;
+  for (std::int64_t chunk = plan::chunk_of(order, first); chunk <= plan::chunk_of(order, end - 1); ++chunk) {
+    out.insert(cache.rank_of_leaf()[static_cast<std::size_t>(plan::leaf_of_chunk(order, chunk))]);
+  }
+  return out;
+}
+
+void print_ways(const std::vector<Way>& ways, int layers) {
+  fmt::print("\nOne more token, by Tree Attention and by Ring Attention, on the same cache:\n\n");
+  Table table({{"attention", Align::kLeft}, {"ms a token"}, {"bytes sent by a rank"}, {"memory beside the cache"}});
+  for (const Way& way : ways) {
+    table.add({way.strategy == Strategy::kRing ? "ring" : "tree", format_number(way.step_ms), format_bytes(way.bytes),
+               format_bytes(way.peak_bytes)});
+  }
+  table.add({"ring / tree", fmt::format("{:.1f}", ways[1].step_ms / ways[0].step_ms),
+             fmt::format("{:.0f}", static_cast<double>(ways[1].bytes) / static_cast<double>(ways[0].bytes)),
+             fmt::format("{:.1f}", static_cast<double>(ways[1].peak_bytes) / static_cast<double>(ways[0].peak_bytes))});
+  table.print();
+  fmt::print("(all {} layers; both say the same token)\n", layers);
+}
+
+int run(DemoCommand options) {
+  const std::filesystem::path home = demo_directory();
+  if (options.model.model.empty() && options.model.random_weights.empty()) {
+    options.model.model = (home / "model").string();
+  }
+  if (options.model.ranks.empty() && !launched_by_mpi()) options.model.ranks = "4";
+  const ModelPlan plan = make_model_plan(options.model);
+  base::require(plan.model.tokenizer != nullptr, "{} has no tokenizer.json; accepted: a model with one",
+                options.model.model);
+  const std::int64_t tokens = parse_count("--tokens", options.tokens, 1, std::int64_t{1} << 40);
+  const int depth = static_cast<int>(parse_count("--depth", options.depth, 0, 100));
+  const auto seed = static_cast<std::uint64_t>(parse_count("--seed", options.seed, 0, std::int64_t{1} << 62));
+  const int steps = static_cast<int>(parse_count("--steps", options.steps, 1, 1000));
+  constexpr std::int64_t kAnswer = 8;  // a space, five digits, and what ends them
+  const std::int64_t most = plan.model.config.context - kAnswer - steps - 1;
+  base::require(tokens <= most, "--tokens is {}; accepted: at most {}, so that the answer fits into the context of {}",
+                tokens, most, plan.model.config.context);
+  const model::Tokenizer& tokenizer = *plan.model.tokenizer;
+  std::vector<std::int32_t> begin;
+  if (plan.model.config.bos) begin.push_back(*plan.model.config.bos);
+  const std::filesystem::path stories =
+      options.stories.empty() ? home / "stories.txt" : std::filesystem::path(options.stories);
+  const Haystack hay = make_haystack(
+      read_paragraphs(stories), [&](std::string_view text) { return tokenizer.encode(text); }, begin, tokens, depth,
+      seed);
+  const auto length = static_cast<std::int64_t>(hay.tokens.size());
+  GenerateOptions text;
+  text.max_tokens = kAnswer;
+  text.stop = {"."};
+  text.interrupt = &interrupt_flag();
+
+  return run_model(plan, length + kAnswer + steps + 1, [&](const ModelRank& rank) {
+    const bool talks = rank.speaks && !options.json;
+    model::Session session(
+        std::make_unique<model::Llama>(rank.model.weights, rank.world, rank.ops, rank.pool, plan.llama), &tokenizer);
+    if (talks) {
+      fmt::print("A text of {} tokens. Hidden in it, after {} % of its paragraphs: The pass key is {}.\n", length,
+                 depth, hay.key);
+      std::fflush(stdout);
+    }
+    RateProgress progress("reading the text", "tokens");
+    std::string answer;
+    TextListener listener;
+    if (rank.speaks) {
+      listener.prefill = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
+    }
+    listener.text = [&](std::string_view more) {
+      if (talks && answer.empty()) {
+        progress.clear();
+        fmt::print("\nWhat is the pass key? The pass key is");
+      }
+      answer += more;
+      if (!talks) return;
+      fmt::print("{}", more);
+      std::fflush(stdout);
+    };
+    const GenerateResult result = session.generate(hay.tokens, text, listener);
+    const bool found = answer == fmt::format(" {}", hay.key);
+    model::Llama& llama = session.llama();
+    const std::set<int> ranks = holders(llama.cache(), hay.needle_first, hay.needle_end);
+    if (talks) {
+      fmt::print(".\n{}; read in {} s on {} rank{}. The key is at tokens {} to {}, which rank {} holds.\n",
+                 found ? "Right" : fmt::format("Wrong: it was {}", hay.key),
+                 format_number(result.stats.first_token_seconds), rank.world->size(),
+                 rank.world->size() == 1 ? "" : "s", hay.needle_first, hay.needle_end - 1,
+                 fmt::format("{}", fmt::join(ranks, " and ")));
+    }
+    std::vector<Way> ways;
+    const std::int32_t next = hay.tokens.back();
+    const Strategy tree =
+        plan.llama.attention.strategy == Strategy::kRing || plan.llama.attention.strategy == Strategy::kAuto
+            ? Strategy::kMerge
+            : plan.llama.attention.strategy;
+    for (const Strategy strategy : {tree, Strategy::kRing}) ways.push_back(measure(llama, rank, strategy, steps, next));
+    base::require(ways[0].token == ways[1].token, "tree and ring do not say the same token: {} and {}", ways[0].token,
+                  ways[1].token);
+    if (talks && rank.world->size() > 1) print_ways(ways, static_cast<int>(llama.config().layers));
+    if (rank.speaks && options.json) {
+      nlohmann::ordered_json out{{"tokens", length},
+                                 {"depth_percent", depth},
+                                 {"key", hay.key},
+                                 {"answer", answer},
+                                 {"found", found},
+                                 {"needle_first", hay.needle_first},
+                                 {"needle_end", hay.needle_end},
+                                 {"held_by", ranks},
+                                 {"ranks", rank.world->size()},
+                                 {"first_token_s", result.stats.first_token_seconds}};
+      for (const Way& way : ways) {
+        out[way.strategy == Strategy::kRing ? "ring" : "tree"] = {{"strategy", strategy_name(way.strategy)},
+                                                                  {"step_ms", way.step_ms},
+                                                                  {"bytes_sent", way.bytes},
+                                                                  {"peak_bytes", way.peak_bytes}};
+      }
+      fmt::print("{}\n", out.dump());
+    }
+    return found ? kOk : kCheckFailed;
+  });
+}
+
+constexpr char kFooter[] =
+    R"(The model, 5.7 million parameters, comes with treeattn (tools/demo_model/README.md). The exit code is 1 when it does not
+find the key. On one rank there is nothing to compare.
+
+Examples:
+  treeattn demo
+  treeattn demo --tokens 64k --depth 80 --ranks 2
+  mpirun -n 4 treeattn demo --seed 3 --json)";
+
+}  // namespace
+
+Command add_demo(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand("demo", "Find a pass key in a long text that is spread over ranks");
+  auto options = std::make_shared<DemoCommand>();
+  app->add_option("--tokens", options->tokens, "Length of the text, e.g. 32k")->capture_default_str();
+  app->add_option("--depth", options->depth, "Where the key is hidden, in percent")->capture_default_str();
+  app->add_option("--seed", options->seed, "Another text, another key")->capture_default_str();
+  app->add_option("--steps", options->steps, "Tokens that are timed")->capture_default_str();
+  app->add_option("--stories", options->stories, "Paragraphs to make the text of, one a line")->type_name("FILE");
+  options->model.add_to(*app);
+  app->add_flag("--json", options->json, "One JSON object; docs/cli.md explains the keys");
+  app->footer(kFooter);
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace treeattn::tools

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// treeattn generate: a prompt goes in, the model's text comes out, on one rank or many.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "command.h"
+#include "model/session.h"
+#include "model_options.h"
+#include "model_run.h"
+#include "options.h"
+#include "rate_progress.h"
+#include "table.h"
+
+namespace treeattn::tools {
+namespace {
+
+struct GenerateCommand {
+  ModelOptions model;
+  SamplingOptions sampling;
+  std::string prompt, file, load, save, logits;
+  bool json = false;
+  bool stats = false;
+};
+
+std::string read_all(std::istream& in) { return {std::istreambuf_iterator<char>(in), {}}; }
+
+std::string read_prompt(const GenerateCommand& options) {
+  base::require(options.prompt.empty() || options.file.empty(), "a prompt and --file {}; accepted: one of the two",
+                options.file);
+  if (!options.prompt.empty()) return options.prompt;
+  if (options.file.empty()) {
+    if (!options.load.empty()) return {};  // the text goes on
+    base::require(!launched_by_mpi(), "there is no prompt; accepted under an MPI launcher: as an argument, by --file");
+    base::require(::isatty(STDIN_FILENO) == 0, "there is no prompt; accepted: as an argument, by --file, on stdin");
+    return read_all(std::cin);
+  }
+  std::ifstream file(options.file, std::ios::binary);
+  base::require(file.good(), "--file {} cannot be read", options.file);
+  return read_all(file);
+}
+
+// Without a tokenizer the bytes of the text stand for themselves.
+std::vector<std::int32_t> tokens_of(const model::ModelDescription& model, const std::string& text, bool begin) {
+  if (model.tokenizer) return model::encode_prompt(model, text, begin);
+  std::vector<std::int32_t> out;
+  for (const unsigned char byte : text) out.push_back(byte);
+  return out;
+}
+
+// What one rank says. Only the one that speaks has something to say.
+class Voice {
+ public:
+  Voice(const GenerateCommand& options, const ModelRank& rank) : options_(options), speaks_(rank.speaks) {
+    if (!speaks_) return;
+    has_text_ = rank.model.description.tokenizer != nullptr;
+    if (!options.logits.empty()) {
+      logits_.open(options.logits, std::ios::binary);
+      base::require(logits_.good(), "--logits {} cannot be written", options.logits);
+    }
+  }
+
+  TextListener listener() {
+    TextListener out;
+    if (!speaks_) return out;
+    out.prefill = [this](std::int64_t done, std::int64_t total) { prefill_.update(done, total); };
+    out.recovery = [this](std::int64_t done, std::int64_t total) { recovery_.update(done, total); };
+    out.text = [this](std::string_view text) { say(text); };
+    out.token = [this](const TokenChoice& choice) {
+      if (!has_text_) say(fmt::format("{} ", choice.token));
+      if (options_.json) choices_.push_back(choice);
+    };
+    if (logits_.is_open()) {
+      out.logits = [this](std::span<const float> logits) {
+        logits_.write(reinterpret_cast<const char*>(logits.data()), static_cast<std::streamsize>(logits.size_bytes()));
+      };
+    }
+    return out;
+  }
+
+  void finish(const GenerateResult& result, const std::shared_ptr<Communicator>& world) {
+    if (!speaks_) return;
+    if (options_.json) {
+      print_json(result, world);
+    } else {
+      fmt::print("\n");
+    }
+    std::fflush(stdout);
+    if (options_.stats) print_stats(result);
+    for (const int lost : result.stats.lost) fmt::print(stderr, "treeattn: went on without rank {}\n", lost);
+  }
+
+ private:
+  void say(std::string_view text) {
+    prefill_.clear();
+    recovery_.clear();
+    if (options_.json) {
+      if (has_text_) text_ += text;
+      return;
+    }
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+
+  static double mean_seconds(const GenerateStats& stats) {
+    if (stats.token_seconds.empty()) return 0;
+    return std::accumulate(stats.token_seconds.begin(), stats.token_seconds.end(), 0.0) /
+           static_cast<double>(stats.token_seconds.size());
+  }
+
+  void print_json(const GenerateResult& result, const std::shared_ptr<Communicator>& world) const {
+    nlohmann::ordered_json out;
+    if (has_text_) out["text"] = text_;
+    out["tokens"] = result.tokens;
+    out["reason"] = stop_reason_name(result.reason);
+    out["prompt_tokens"] = result.stats.prompt_tokens;
+    out["first_token_ms"] = 1e3 * result.stats.first_token_seconds;
+    out["token_ms"] = 1e3 * mean_seconds(result.stats);
+    out["ranks"] = world->size();
+    out["transport"] = world->transport();
+    out["bytes_sent"] = result.stats.bytes_sent;
+    out["lost"] = result.stats.lost;
+    if (!choices_.empty() && !choices_.front().top.empty()) {
+      for (const TokenChoice& choice : choices_) {
+        nlohmann::ordered_json place{{"token", choice.token}, {"logprob", choice.logprob}};
+        for (const TokenLogprob& top : choice.top) {
+          place["top"].push_back({{"token", top.token}, {"logprob", top.logprob}});
+        }
+        out["logprobs"].push_back(std::move(place));
+      }
+    }
+    fmt::print("{}\n", out.dump());
+  }
+
+  void print_stats(const GenerateResult& result) const {
+    const double mean = mean_seconds(result.stats);
+    fmt::print(stderr,
+               "{} tokens of prompt, first token after {} s; {} tokens, {} ms each ({} a second); {} sent; {}\n",
+               result.stats.prompt_tokens, format_number(result.stats.first_token_seconds), result.tokens.size(),
+               format_number(1e3 * mean), format_number(mean > 0 ? 1 / mean : 0), format_bytes(result.stats.bytes_sent),
+               stop_reason_name(result.reason));
+  }
+
+  const GenerateCommand& options_;
+  bool speaks_;
+  bool has_text_ = false;
+  RateProgress prefill_{"reading the prompt", "tokens"}, recovery_{"recovering", "tokens"};
+  std::ofstream logits_;
+  std::string text_;
+  std::vector<TokenChoice> choices_;
+};
+
+int run(const GenerateCommand& options) {
+  const ModelPlan plan = make_model_plan(options.model);
+  GenerateOptions text = options.sampling.parse(256);
+  base::require(text.stop.empty() || plan.model.tokenizer, "--stop needs a tokenizer, and this model has none");
+  const std::string prompt = read_prompt(options);
+  base::require(!prompt.empty() || !options.load.empty(), "the prompt is empty; accepted: a text");
+  const bool first = options.load.empty();
+  const std::vector<std::int32_t> tokens = tokens_of(plan.model, prompt, first);
+  const std::int64_t context = plan.model.config.context;
+  const auto length = static_cast<std::int64_t>(tokens.size());
+  base::require(length < context, "the prompt has {} tokens; accepted: fewer than the model's context, {}", length,
+                context);
+  text.interrupt = &interrupt_flag();
+  return run_model(plan, std::min(context, length + text.max_tokens), [&](const ModelRank& rank) {
+    const model::Tokenizer* tokenizer = rank.model.description.tokenizer.get();
+    model::Session session = first ? model::Session(std::make_unique<model::Llama>(rank.model.weights, rank.world,
+                                                                                   rank.ops, rank.pool, plan.llama),
+                                                    tokenizer)
+                                   : model::Session::load(options.load, rank.model.weights, rank.world, rank.ops,
+                                                          rank.pool, tokenizer, plan.llama);
+    Voice voice(options, rank);
+    const GenerateResult result = session.generate(tokens, text, voice.listener());
+    if (!options.save.empty()) session.save(options.save);
+    voice.finish(result, session.llama().communicator());
+    return kOk;
+  });
+}
+
+constexpr char kFooter[] =
+    R"(The text goes to stdout as it is made. Ctrl-C ends it after the next token; a second one ends the program. Without a
+tokenizer.json the bytes of the prompt are its tokens, and tokens are printed as numbers.
+
+Examples:
+  treeattn generate --model Llama-3.2-1B "The sea is"
+  treeattn generate --model Llama-3.2-1B --file report.txt --ranks 2 --temperature 0.7 --seed 3 --stats
+  echo "Once upon a time" | treeattn generate --model Llama-3.2-1B --weights int8 -n 100
+  treeattn generate --model Llama-3.2-1B "A story:" --save story && treeattn generate --model Llama-3.2-1B --load story
+  mpirun -n 4 treeattn generate --model Llama-3.2-1B --file book.txt --recover --json
+  treeattn generate --random-weights llama-3.2-1b abc -n 10)";
+
+}  // namespace
+
+Command add_generate(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand("generate", "Text from a Llama whose KV cache is spread over ranks");
+  auto options = std::make_shared<GenerateCommand>();
+  app->add_option("prompt", options->prompt, "The prompt; else --file, else stdin")->type_name("TEXT");
+  app->add_option("--file", options->file, "A file with the prompt")->type_name("FILE");
+  options->model.add_to(*app);
+  options->sampling.add_to(*app, "256");
+  app->add_option("--load", options->load, "Go on with the text of this directory, on any number of ranks")
+      ->type_name("DIR");
+  app->add_option("--save", options->save, "Keep cache and text in this directory")->type_name("DIR");
+  app->add_option("--logits", options->logits, "")->type_name("FILE")->group("");  // for tests
+  app->add_flag("--stats", options->stats, "Times and bytes on stderr");
+  app->add_flag("--json", options->json, "One JSON object at the end; docs/cli.md explains the keys");
+  app->footer(kFooter);
+  return {app, [options] { return run(*options); }};
+}
+
+}  // namespace treeattn::tools

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model_options.h"
+
+#include <charconv>
+#include <cmath>
+
+#include "base/check.h"
+#include "model/config.h"
+#include "model/sampler.h"
+#include "model/weights.h"
+#include "options.h"
+
+namespace treeattn::tools {
+namespace {
+
+// Ranks load their weights, and a piece of a prompt takes a while: longer than the library's default.
+constexpr double kModelDeadline = 120;
+
+int whole(const char* option, const std::string& text, int least, int most, int otherwise) {
+  return text.empty() ? otherwise : static_cast<int>(parse_count(option, text, least, most));
+}
+
+std::string shape_names() {
+  std::string out;
+  for (const std::string_view name : model::known_shapes()) out += (out.empty() ? "" : ", ") + std::string(name);
+  return out;
+}
+
+}  // namespace
+
+double parse_real(const char* option, const std::string& text, double least, double most) {
+  double value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  base::require(error == std::errc() && stop == text.data() + text.size() && value >= least && value <= most,
+                "{} is \"{}\"; accepted: a number from {} to {}", option, text, least, most);
+  return value;
+}
+
+void ModelOptions::add_to(CLI::App& app, bool many_strategies) {
+  const auto text = [&](const char* name, std::string& value, const std::string& what, const char* type) {
+    app.add_option(name, value, what)->type_name(type)->group("Model and ranks");
+  };
+  text("--model", model, "A directory as Hugging Face has them: config.json, *.safetensors, tokenizer.json", "DIR");
+  text("--random-weights", random_weights, "Instead: random weights in the shape of " + shape_names(), "SHAPE");
+  text("--weights", weights, "bf16 (as stored, mapped) or int8 (quantised at load) (default bf16)", "NAME");
+  text("--kv-type", kv_type, "Of the cache: f32, f16, bf16, int8, fp8 (default bf16)", "NAME");
+  const std::string names = "paper two_phase merge butterfly gather two_level ring auto";
+  text("--strategy", strategy,
+       many_strategies ? names + ", or a list (default auto,ring)" : "How ranks decode: " + names + " (default auto)",
+       many_strategies ? "LIST" : "NAME");
+  text("--ranks", ranks, "Threads that are ranks (default 1); under an MPI launcher its processes", "N");
+  text("--threads", threads, "Threads of each rank (default: the cores shared out over the ranks)", "N");
+  text("--chunk", chunk, "Tokens of a chunk, a multiple of 64 (default 256)", "N");
+  text("--branches", branches, "Leaves of the reduction tree, a power of two (default 256)", "N");
+  text("--piece", piece, "Chunks of a prompt that a rank takes through the layers at once (default 4)", "N");
+  text("--deadline", deadline, "A rank that does not answer for so long is lost (default 120)", "SECONDS");
+  app.add_flag("--gather-kv", gather_kv, "Prefill: collect K and V of a layer first instead of passing them round")
+      ->group("Model and ranks");
+}
+
+ModelPlan make_model_plan(const ModelOptions& options) {
+  base::require(options.model.empty() != options.random_weights.empty(),
+                "--model is \"{}\" and --random-weights is \"{}\"; accepted: one of the two", options.model,
+                options.random_weights);
+  ModelPlan plan;
+  plan.weights = model::parse_weight_format(options.weights.empty() ? "bf16" : options.weights);
+  plan.llama.kv_type = parse_dtype(options.kv_type.empty() ? "bf16" : options.kv_type);
+  if (options.strategy.find(',') == std::string::npos && !options.strategy.empty()) {
+    plan.llama.attention.strategy = parse_strategy(options.strategy);
+  }
+  plan.llama.order.chunk_tokens = whole("--chunk", options.chunk, 64, 1 << 30, 256);
+  plan.llama.order.branches = whole("--branches", options.branches, 1, 65536, 256);
+  plan.llama.chunks_per_piece = whole("--piece", options.piece, 1, 1 << 20, 4);
+  plan.llama.gather_kv = options.gather_kv;
+  plan.ranks.deadline =
+      Seconds(options.deadline.empty() ? kModelDeadline : parse_real("--deadline", options.deadline, 0.001, 1e6));
+  plan.rank_count = whole("--ranks", options.ranks, 1, 1024, 0);
+  plan.threads = whole("--threads", options.threads, 1, 4096, 0);
+  plan.model = options.model.empty() ? model::describe_random_model(options.random_weights, 1)
+                                     : model::describe_model(options.model);
+  return plan;
+}
+
+void SamplingOptions::add_to(CLI::App& app, const char* default_max_tokens) {
+  const auto text = [&](const char* name, std::string& value, const std::string& what, const char* type) {
+    app.add_option(name, value, what)->type_name(type)->group("Text");
+  };
+  text("-n,--max-tokens", max_tokens, std::string("Tokens to generate at most (default ") + default_max_tokens + ")",
+       "N");
+  text("--temperature", temperature, "0 takes the most likely token (default 0)", "X");
+  text("--top-k", top_k, "Choose among the K most likely; 0: all (default 0)", "K");
+  text("--top-p", top_p, "Choose among the most likely that have this probability together (default 1)", "X");
+  text("--min-p", min_p, "Choose among those with at least this much of the most likely one's (default 0)", "X");
+  text("--repetition-penalty", repetition_penalty, "Makes what was said before less likely (default 1)", "X");
+  text("--seed", seed, "Of the draws (default 0)", "N");
+  text("--logprobs", logprobs, "With --json: the N most likely tokens at each place (default 0)", "N");
+  app.add_option("--stop", stop, "End the text before this string; may be given several times")
+      ->type_name("TEXT")
+      ->group("Text");
+  app.add_flag("--ignore-eos", ignore_eos, "Go on when the model says that it has finished")->group("Text");
+  app.add_flag("--recover", recover, "When a rank is lost, the others compute what it had again and go on")
+      ->group("Text");
+}
+
+GenerateOptions SamplingOptions::parse(std::int64_t default_max_tokens) const {
+  GenerateOptions out;
+  out.max_tokens =
+      max_tokens.empty() ? default_max_tokens : parse_count("--max-tokens", max_tokens, 1, std::int64_t{1} << 30);
+  SamplerOptions& s = out.sampler;
+  if (!temperature.empty()) s.temperature = parse_real("--temperature", temperature, 0, 1000);
+  if (!top_k.empty()) s.top_k = parse_count("--top-k", top_k, 0, 1 << 30);
+  if (!top_p.empty()) s.top_p = parse_real("--top-p", top_p, 1e-9, 1);
+  if (!min_p.empty()) s.min_p = parse_real("--min-p", min_p, 0, 1);
+  if (!repetition_penalty.empty()) {
+    s.repetition_penalty = parse_real("--repetition-penalty", repetition_penalty, 0.01, 100);
+  }
+  if (!seed.empty()) s.seed = static_cast<std::uint64_t>(parse_count("--seed", seed, 0, std::int64_t{1} << 62));
+  if (!logprobs.empty()) s.logprobs = static_cast<int>(parse_count("--logprobs", logprobs, 0, 100));
+  for (const std::string& one : stop) base::require(!one.empty(), "--stop is empty; accepted: a text");
+  out.stop = stop;
+  out.ignore_eos = ignore_eos;
+  out.recover = recover;
+  return out;
+}
+
+}  // namespace treeattn::tools

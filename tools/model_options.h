@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options that the commands on a model share: which model, on which ranks, and how tokens are chosen.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+
+#include "model/loaded_model.h"
+#include "treeattn/communicator.h"
+#include "treeattn/llama.h"
+
+namespace treeattn::tools {
+
+// Text, as in ShapeOptions: empty means not given.
+struct ModelOptions {
+  std::string model, random_weights, weights, kv_type, strategy, ranks, threads, chunk, branches, piece, deadline;
+  bool gather_kv = false;
+
+  // many_strategies: --strategy is a list.
+  void add_to(CLI::App& app, bool many_strategies = false);
+};
+
+// What they say, checked. Nothing of the model's weights has been read.
+struct ModelPlan {
+  model::ModelDescription model;
+  LlamaOptions llama;
+  WeightFormat weights = WeightFormat::kAsStored;
+  RankOptions ranks;
+  int rank_count = 0;  // 0: not given
+  int threads = 0;     // of a rank; 0: not given
+};
+
+// Throws InvalidArgument, BadFile.
+ModelPlan make_model_plan(const ModelOptions& options);
+
+struct SamplingOptions {
+  std::string temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs, max_tokens;
+  std::vector<std::string> stop;
+  bool ignore_eos = false;
+  bool recover = false;
+
+  void add_to(CLI::App& app, const char* default_max_tokens);
+  // Throws InvalidArgument.
+  GenerateOptions parse(std::int64_t default_max_tokens) const;
+};
+
+// A number from least to most. `option` is for the message.
+double parse_real(const char* option, const std::string& text, double least, double most);
+
+}  // namespace treeattn::tools

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model on ranks: checks that there is room, loads the weights once a process, and runs a body on every rank.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "kernels/model_ops.h"
+#include "model/llama.h"
+#include "model/memory_need.h"
+#include "model_options.h"
+#include "treeattn/communicator.h"
+#include "treeattn/thread_pool.h"
+
+namespace treeattn::tools {
+
+// What a rank has to work with.
+struct ModelRank {
+  std::shared_ptr<Communicator> world;
+  const LlamaModel::Impl& model;
+  ThreadPool& pool;
+  kernels::ModelOps& ops;
+  int ranks_here = 1;   // on this machine
+  bool speaks = false;  // the one that prints
+};
+
+// Ranks are the processes of an MPI launcher, or else threads. tokens: the longest text there will be; throws
+// Unavailable when this machine has no room for it, saying how much it takes and how many ranks would do. Returns the
+// largest of what the bodies return.
+int run_model(const ModelPlan& plan, std::int64_t tokens, const std::function<int(const ModelRank&)>& body);
+
+// Threads to give a rank when so many are on this machine.
+int threads_of_rank(const ModelPlan& plan, int ranks_here);
+
+// Set by the next Ctrl-C; the one after it ends the process. Each call clears it and waits for another first one.
+const std::atomic<bool>& interrupt_flag();
+
+}  // namespace treeattn::tools

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rate_progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "table.h"
+
+namespace treeattn::tools {
+
+RateProgress::RateProgress(std::string label, std::string unit)
+    : label_(std::move(label)),
+      unit_(std::move(unit)),
+      terminal_(::isatty(STDERR_FILENO) != 0),
+      start_(Clock::now()),
+      last_(start_) {}
+
+RateProgress::~RateProgress() { clear(); }
+
+void RateProgress::update(std::int64_t done, std::int64_t total) {
+  using namespace std::chrono_literals;
+  const auto now = Clock::now();
+  if (!terminal_ || now - start_ < 1s || now - last_ < 100ms) return;
+  last_ = now;
+  drawn_ = true;
+  const double seconds = std::chrono::duration<double>(now - start_).count();
+  const double rate = static_cast<double>(done) / seconds;
+  const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
+  const auto whole = static_cast<std::int64_t>(std::min(left, 359999.0));
+  fmt::print(stderr, "\r\033[K{} {:3}%  {}/{} {}  {}/s  {}:{:02} left", label_, total > 0 ? 100 * done / total : 100,
+             done, total, unit_, format_number(rate), whole / 60, whole % 60);
+  std::fflush(stderr);
+}
+
+void RateProgress::clear() {
+  if (!drawn_) return;
+  fmt::print(stderr, "\r\033[K");
+  std::fflush(stderr);
+  drawn_ = false;
+}
+
+}  // namespace treeattn::tools
