@@ -94,12 +94,6 @@ Setup make_setup(const BenchLlamaOptions& options) {
   return setup;
 }
 
-template <class T>
-T max_of_ranks(Communicator& world, T value) {
-  parallel::combine_over_ranks(world, std::span(&value, 1), parallel::larger<T>);
-  return value;
-}
-
 // All lines on one rank.
 class RankBench {
  public:
@@ -150,17 +144,18 @@ class RankBench {
         std::make_unique<model::Llama>(rank_.model.weights, rank_.world, rank_.ops, rank_.pool, options), nullptr);
     const GenerateResult result = session.generate(prompt, text);
     world_.barrier();
-    const double first = max_of_ranks(world_, result.stats.first_token_seconds);
-    const double rest = max_of_ranks(
+    const double first = parallel::largest_of_ranks(world_, result.stats.first_token_seconds);
+    const double rest = parallel::largest_of_ranks(
         world_, std::accumulate(result.stats.token_seconds.begin(), result.stats.token_seconds.end(), 0.0));
     // Ranks that are threads share the counter: the first one reads it for all.
     const std::size_t sharing = world_.transport() == "mpi" ? 1 : static_cast<std::size_t>(world_.size());
     const std::size_t heap = counts_memory() ? (meter.peak() - std::min(meter.peak(), before)) / sharing : 0;
     const std::size_t cache = session.llama().cache().allocated_bytes();
-    line.peak_bytes = std::max(line.peak_bytes, max_of_ranks(world_, heap) + max_of_ranks(world_, cache));
-    std::uint64_t cache_here = max_of_ranks(world_, cache) * static_cast<std::size_t>(rank_.ranks_here);
+    line.peak_bytes =
+        std::max(line.peak_bytes, parallel::largest_of_ranks(world_, heap) + parallel::largest_of_ranks(world_, cache));
+    std::uint64_t cache_here = parallel::largest_of_ranks(world_, cache) * static_cast<std::size_t>(rank_.ranks_here);
     line.token_bytes = rank_.model.weights->bytes_per_token() * static_cast<std::size_t>(rank_.ranks_here) + cache_here;
-    line.bytes_sent = max_of_ranks(world_, result.stats.bytes_sent);
+    line.bytes_sent = parallel::largest_of_ranks(world_, result.stats.bytes_sent);
     for (const std::int32_t token : result.tokens) {
       line.digest = (line.digest ^ static_cast<std::uint64_t>(token)) * 0x100000001b3ull;
     }

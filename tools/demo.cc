@@ -51,13 +51,6 @@ struct Way {
   std::int32_t token = 0;      // what the model said, so that both can be seen to agree
 };
 
-// The largest of all ranks.
-template <class T>
-T max_of_ranks(Communicator& world, T value) {
-  parallel::combine_over_ranks(world, std::span(&value, 1), parallel::larger<T>);
-  return value;
-}
-
 // Decodes `steps` tokens by a strategy and forgets them again.
 Way measure(model::Llama& llama, const ModelRank& rank, Strategy strategy, int steps, std::int32_t first) {
   Communicator& world = *llama.communicator();
@@ -88,8 +81,8 @@ Way measure(model::Llama& llama, const ModelRank& rank, Strategy strategy, int s
   world.barrier();
   const std::size_t sharing = world.transport() == "mpi" ? 1 : static_cast<std::size_t>(rank.ranks_here);
   way.peak_bytes = counts ? (meter.peak() - std::min(meter.peak(), before)) / sharing : 0;
-  way.peak_bytes = max_of_ranks(world, way.peak_bytes);
-  way.bytes = max_of_ranks(world, way.bytes);
+  way.peak_bytes = parallel::largest_of_ranks(world, way.peak_bytes);
+  way.bytes = parallel::largest_of_ranks(world, way.bytes);
   llama.truncate(sequence, length);
   return way;
 }

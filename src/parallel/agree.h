@@ -38,6 +38,13 @@ T larger(T a, T b) {
   return a > b || a != a ? a : b;
 }
 
+// Collective. The largest value of all ranks.
+template <class T>
+T largest_of_ranks(Communicator& communicator, T value) {
+  combine_over_ranks(communicator, std::span(&value, 1), larger<T>);
+  return value;
+}
+
 // What body() throws, as text; empty when it does not. For work of this rank alone: body must not communicate.
 template <class Body>
 std::string failure_of(const Body& body) {
