@@ -2,11 +2,13 @@
 // The `treeattn` command: finds the subcommand, runs it, and turns what it throws into an exit code.
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "command.h"
@@ -57,7 +59,12 @@ int fail(const char* message, int code) {
 }
 
 // For what goes wrong on every process alike: said once.
-int fail_once(const char* message, int code) { return launch_rank() == 0 ? fail(message, code) : code; }
+int fail_once(const char* message, int code) {
+  if (launch_rank() == 0) return fail(message, code);
+  // A launcher ends all processes when one has failed: the one that speaks must not be cut off.
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  return code;
+}
 
 // Every survivor knows who is gone; the first of them says so, and whoever was given up itself.
 int fail_lost(const LostRanks& error) {
