@@ -51,12 +51,18 @@ double half_round_trip(Communicator& comm, int a, int b, std::size_t bytes, int 
 
 plan::Link measure_link(Communicator& comm, int a, int b) {
   constexpr std::size_t kSmall = 8;
-  constexpr std::size_t kLarge = std::size_t{256} << 10;
-  half_round_trip(comm, a, b, kLarge, 1);  // connections are made by the first message
+  constexpr std::size_t kMost = std::size_t{4} << 20;
+  constexpr double kLongEnough = 0.01;  // seconds: buffers on the way let a short message pass faster than the link is
+  std::size_t bytes = std::size_t{256} << 10;
+  half_round_trip(comm, a, b, bytes, 1);  // connections are made by the first message
   plan::Link link;
   link.latency_s = half_round_trip(comm, a, b, kSmall, 21);
-  const double large = half_round_trip(comm, a, b, kLarge, 5);
-  link.bytes_per_s = static_cast<double>(kLarge) / std::max(large - link.latency_s, large / 100);
+  for (;; bytes *= 4) {
+    double time = half_round_trip(comm, a, b, bytes, 5);
+    comm.broadcast(std::as_writable_bytes(std::span(&time, 1)), a);
+    link.bytes_per_s = static_cast<double>(bytes) / std::max(time - link.latency_s, time / 100);
+    if (bytes >= kMost || time >= kLongEnough) break;
+  }
   comm.broadcast(std::as_writable_bytes(std::span(&link, 1)), a);
   return link;
 }
