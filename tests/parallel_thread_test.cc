@@ -5,12 +5,12 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <thread>
 
 #include "decode_loop.h"
+#include "expect_on_ranks.h"
 #include "parallel_checks.h"
 #include "temporary_directory.h"
 #include "treeattn/error.h"
@@ -18,6 +18,7 @@
 namespace treeattn {
 namespace {
 
+using testing_parallel::expect_on_ranks;
 using testing_parallel::Failures;
 using testing_parallel::Loop;
 using testing_parallel::Output;
@@ -27,24 +28,6 @@ using testing_parallel::PreparedCase;
 std::size_t thinning() {
   const char* given = std::getenv("TREEATTN_TEST_THINNING");
   return given != nullptr ? static_cast<std::size_t>(std::max(1, std::atoi(given))) : 1;
-}
-
-// Runs a check on all ranks and reports what any of them found.
-void expect_on_ranks(int ranks, const std::function<Failures(const std::shared_ptr<Communicator>&)>& check,
-                     RankOptions options = {}) {
-  std::mutex mutex;
-  Failures all;
-  run_ranks(
-      ranks,
-      [&](std::shared_ptr<Communicator> world) {
-        const Failures failures = check(world);
-        const std::scoped_lock lock(mutex);
-        for (const std::string& failure : failures) {
-          all.push_back("rank " + std::to_string(world->rank()) + ": " + failure);
-        }
-      },
-      options);
-  for (const std::string& failure : all) ADD_FAILURE() << failure;
 }
 
 class RankCount : public testing::TestWithParam<int> {};

@@ -18,6 +18,21 @@ base::AllocationMeter& program_allocations() {
   return meter;
 }
 
+RankPeak::RankPeak(Communicator& world)
+    : world_(world), shared_(world.transport() != "mpi"), reads_(!shared_ || world.rank() == 0), before_(0) {
+  world_.barrier();
+  before_ = program_allocations().current();
+  if (reads_) program_allocations().reset_peak();
+  world_.barrier();  // nobody allocates before all have looked
+}
+
+std::size_t RankPeak::bytes() const {
+  world_.barrier();
+  if (!reads_) return 0;
+  const std::size_t peak = program_allocations().peak();
+  return (peak - std::min(peak, before_)) / static_cast<std::size_t>(shared_ ? world_.size() : 1);
+}
+
 namespace {
 
 void* counted(void* memory) {

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -45,17 +44,12 @@ struct Plan {
   bool quick = false;
 };
 
-int number(const char* name, const std::string& text, int least, int most, int otherwise) {
-  return text.empty() ? otherwise : static_cast<int>(parse_count(name, text, least, most));
-}
-
 Seconds parse_deadline(const std::string& text) {
   if (text.empty()) return kDefaultDeadline;
-  double value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  base::require(error == std::errc() && stop == text.data() + text.size() && value > 0 && value <= 1e6,
+  const std::optional<double> value = parse_number(text);
+  base::require(value && *value > 0 && *value <= 1e6,
                 "--deadline is \"{}\"; accepted: seconds, more than 0, up to 1000000", text);
-  return Seconds(value);
+  return Seconds(*value);
 }
 
 std::vector<Strategy> parse_strategies(const std::string& text) {
@@ -79,16 +73,16 @@ Plan make_plan(const BenchDecodeOptions& options) {
   if (shape.tokens.empty()) shape.tokens = options.quick ? "16k" : "128k";
   plan.shapes = shape.shapes();
   plan.strategies = parse_strategies(options.strategy);
-  plan.order.chunk_tokens = number("--chunk", options.chunk, 64, 1 << 30, 256);
-  plan.order.branches = number("--branches", options.branches, 1, 65536, 256);
+  plan.order.chunk_tokens = parse_count_or("--chunk", options.chunk, 64, 1 << 30, 256);
+  plan.order.branches = parse_count_or("--branches", options.branches, 1, 65536, 256);
   base::require(options.placement.empty() || options.placement == "cyclic" || options.placement == "contiguous",
                 "--placement is \"{}\"; accepted: cyclic, contiguous", options.placement);
   if (options.placement == "contiguous") plan.order.placement = Placement::kContiguous;
   plan.ranks.deadline = parse_deadline(options.deadline);
-  plan.rank_count = number("--ranks", options.ranks, 1, 1024, 0);
-  plan.threads = number("--threads", options.threads, 1, 4096, 0);
-  plan.repeat = number("--repeat", options.repeat, 1, 100000, 0);
-  plan.seed = static_cast<std::uint64_t>(number("--seed", options.seed, 0, 1 << 30, 1));
+  plan.rank_count = parse_count_or("--ranks", options.ranks, 1, 1024, 0);
+  plan.threads = parse_count_or("--threads", options.threads, 1, 4096, 0);
+  plan.repeat = parse_count_or("--repeat", options.repeat, 1, 100000, 0);
+  plan.seed = static_cast<std::uint64_t>(parse_count_or("--seed", options.seed, 0, 1 << 30, 1));
   plan.quick = options.quick;
   return plan;
 }

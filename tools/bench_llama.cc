@@ -135,21 +135,14 @@ class RankBench {
     GenerateOptions text;
     text.max_tokens = setup_.new_tokens;
     text.ignore_eos = true;
-    base::AllocationMeter& meter = program_allocations();
-    world_.barrier();
-    const std::size_t before = meter.current();
-    if (counts_memory()) meter.reset_peak();
-    world_.barrier();
+    const RankPeak peak(world_);
     model::Session session(
         std::make_unique<model::Llama>(rank_.model.weights, rank_.world, rank_.ops, rank_.pool, options), nullptr);
     const GenerateResult result = session.generate(prompt, text);
-    world_.barrier();
+    const std::size_t heap = peak.bytes();
     const double first = parallel::largest_of_ranks(world_, result.stats.first_token_seconds);
     const double rest = parallel::largest_of_ranks(
         world_, std::accumulate(result.stats.token_seconds.begin(), result.stats.token_seconds.end(), 0.0));
-    // Ranks that are threads share the counter: the first one reads it for all.
-    const std::size_t sharing = world_.transport() == "mpi" ? 1 : static_cast<std::size_t>(world_.size());
-    const std::size_t heap = counts_memory() ? (meter.peak() - std::min(meter.peak(), before)) / sharing : 0;
     const std::size_t cache = session.llama().cache().allocated_bytes();
     line.peak_bytes =
         std::max(line.peak_bytes, parallel::largest_of_ranks(world_, heap) + parallel::largest_of_ranks(world_, cache));
@@ -167,8 +160,6 @@ class RankBench {
     line.samples.first.push_back(first);
     line.samples.each.push_back(rest / static_cast<double>(result.stats.token_seconds.size()));
   }
-
-  bool counts_memory() const { return world_.transport() == "mpi" || world_.rank() == 0; }
 
   // With all cores of this machine, while the other ranks wait.
   double read_limit() {

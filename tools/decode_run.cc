@@ -35,12 +35,6 @@ void max_of_ranks(Communicator& world, std::span<T> values) {
   parallel::combine_over_ranks(world, values, parallel::larger<T>);
 }
 
-template <class T>
-T max_of_ranks(Communicator& world, T value) {
-  max_of_ranks(world, std::span(&value, 1));
-  return value;
-}
-
 std::uint64_t sum_of_ranks(Communicator& world, std::uint64_t value) {
   parallel::combine_over_ranks(world, std::span(&value, 1), std::plus<>());
   return value;
@@ -146,18 +140,12 @@ class RankBench {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
-  // What one call allocates at its peak. Ranks that are threads share the counter: the first one reads it for all.
+  // What one call allocates at its peak.
   double metered_call(Entry& entry, std::size_t& extra_bytes) {
-    const bool shared = world_->transport() != "mpi";
-    const bool mine = !shared || world_->rank() == 0;
-    base::AllocationMeter& meter = program_allocations();
-    world_->barrier();
-    const std::size_t before = meter.current();
-    if (mine) meter.reset_peak();
+    const RankPeak peak(*world_);
     const double seconds = call(entry, cache_, ids_);
-    world_->barrier();
-    extra_bytes = mine ? (meter.peak() - before) / static_cast<std::size_t>(shared ? world_->size() : 1) : 0;
-    return max_of_ranks(*world_, seconds);
+    extra_bytes = peak.bytes();
+    return parallel::largest_of_ranks(*world_, seconds);
   }
 
   // The first call makes what is made once (and kAuto its choice); the second one is looked at closely. The ring has
@@ -229,16 +217,16 @@ class RankBench {
     line.ms = 1e3 * median(entry.seconds);
     const bool ring = line.chosen == Strategy::kRing;
     line.reduce_ms = ring ? std::max(0.0, line.ms - 1e3 * median(entry.attending)) : 1e3 * median(entry.reducing);
-    line.steps = max_of_ranks(*world_, line.steps);
+    line.steps = parallel::largest_of_ranks(*world_, line.steps);
     line.bytes = sum_of_ranks(*world_, line.bytes);
     line.remote_bytes = sum_of_ranks(*world_, line.remote_bytes);
-    line.peak_bytes = max_of_ranks(*world_, line.peak_bytes);
+    line.peak_bytes = parallel::largest_of_ranks(*world_, line.peak_bytes);
     double error = 0;
     for (std::size_t i = 0; i < reference.out.size(); ++i) {
       const double difference = std::fabs(static_cast<double>(entry.output.out[i]) - reference.out[i]);
       if (!(difference <= error)) error = difference;
     }
-    line.max_error = max_of_ranks(*world_, error);
+    line.max_error = parallel::largest_of_ranks(*world_, error);
     add_formulas(line);
   }
 
@@ -277,11 +265,11 @@ class RankBench {
       return;
     }
     if (same_bits(entry.line.chosen)) {
-      const bool other = max_of_ranks(*world_, hashes[0] == canonical.hash() ? 0 : 1) != 0;
+      const bool other = parallel::largest_of_ranks(*world_, hashes[0] == canonical.hash() ? 0 : 1) != 0;
       if (other) failures.push_back(fmt::format("{}: other bits ({:016x}) than merge", name, hashes[0]));
       return;
     }
-    const double worst = max_of_ranks(*world_, distance_in_bounds(entry, canonical, largest_value));
+    const double worst = parallel::largest_of_ranks(*world_, distance_in_bounds(entry, canonical, largest_value));
     if (!(worst <= 1)) {
       failures.push_back(fmt::format("{}: out is {:.2g} times its bound away from merge's", name, worst));
     }
@@ -347,7 +335,7 @@ DecodeResult run_decode(const std::shared_ptr<Communicator>& world, const Decode
   for (const Strategy strategy : setup.strategies) {
     const std::size_t needed = strategy == Strategy::kRing ? room.ring : room.tree;
     const bool short_of = room.available != 0 && needed > room.available;
-    if (max_of_ranks(*world, short_of ? 1 : 0) == 0) {
+    if (parallel::largest_of_ranks(*world, short_of ? 1 : 0) == 0) {
       fitting.push_back(strategy);
     } else {
       result.skipped.push_back(fmt::format("{}: needs {} a host, {} of memory can be used", strategy_name(strategy),

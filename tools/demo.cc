@@ -52,7 +52,7 @@ struct Way {
 };
 
 // Decodes `steps` tokens by a strategy and forgets them again.
-Way measure(model::Llama& llama, const ModelRank& rank, Strategy strategy, int steps, std::int32_t first) {
+Way measure(model::Llama& llama, Strategy strategy, int steps, std::int32_t first) {
   Communicator& world = *llama.communicator();
   const SequenceId sequence = llama.sequences().front();
   const std::int64_t length = llama.cache().length(sequence);
@@ -62,26 +62,22 @@ Way measure(model::Llama& llama, const ModelRank& rank, Strategy strategy, int s
   std::vector<float> logits(static_cast<std::size_t>(llama.config().vocab));
   Way way{.strategy = strategy};
   way.token = first;
-  base::AllocationMeter& meter = program_allocations();
-  const bool counts = world.transport() == "mpi" || world.rank() == 0;
-  std::size_t before = 0;
-  for (int step = -1; step < steps; ++step) {  // the first one warms up
-    world.barrier();
-    if (step == 0 && counts) meter.reset_peak();
-    if (step == 0) before = meter.current();
-    const std::uint64_t sent = world.traffic().bytes;
+  const auto decode = [&] {
     const auto start = std::chrono::steady_clock::now();
     llama.decode({&sequence, 1}, {&way.token, 1}, logits);
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
     way.token = static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-    if (step < 0) continue;
-    way.step_ms += took.count() / steps;
+    return took.count();
+  };
+  decode();  // warms up
+  const RankPeak peak(world);
+  for (int step = 0; step < steps; ++step) {
+    world.barrier();
+    const std::uint64_t sent = world.traffic().bytes;
+    way.step_ms += decode() / steps;
     way.bytes = world.traffic().bytes - sent;
   }
-  world.barrier();
-  const std::size_t sharing = world.transport() == "mpi" ? 1 : static_cast<std::size_t>(rank.ranks_here);
-  way.peak_bytes = counts ? (meter.peak() - std::min(meter.peak(), before)) / sharing : 0;
-  way.peak_bytes = parallel::largest_of_ranks(world, way.peak_bytes);
+  way.peak_bytes = parallel::largest_of_ranks(world, peak.bytes());
   way.bytes = parallel::largest_of_ranks(world, way.bytes);
   llama.truncate(sequence, length);
   return way;
@@ -184,7 +180,7 @@ int run(DemoCommand options) {
         plan.llama.attention.strategy == Strategy::kRing || plan.llama.attention.strategy == Strategy::kAuto
             ? Strategy::kMerge
             : plan.llama.attention.strategy;
-    for (const Strategy strategy : {tree, Strategy::kRing}) ways.push_back(measure(llama, rank, strategy, steps, next));
+    for (const Strategy strategy : {tree, Strategy::kRing}) ways.push_back(measure(llama, strategy, steps, next));
     base::require(ways[0].token == ways[1].token, "tree and ring do not say the same token: {} and {}", ways[0].token,
                   ways[1].token);
     if (talks && rank.world->size() > 1) print_ways(ways, static_cast<int>(llama.config().layers));

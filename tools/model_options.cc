@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model_options.h"
 
-#include <charconv>
 #include <cmath>
 
 #include "base/check.h"
@@ -16,10 +15,6 @@ namespace {
 // Ranks load their weights, and a piece of a prompt takes a while: longer than the library's default.
 constexpr double kModelDeadline = 120;
 
-int whole(const char* option, const std::string& text, int least, int most, int otherwise) {
-  return text.empty() ? otherwise : static_cast<int>(parse_count(option, text, least, most));
-}
-
 std::string shape_names() {
   std::string out;
   for (const std::string_view name : model::known_shapes()) out += (out.empty() ? "" : ", ") + std::string(name);
@@ -29,11 +24,10 @@ std::string shape_names() {
 }  // namespace
 
 double parse_real(const char* option, const std::string& text, double least, double most) {
-  double value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  base::require(error == std::errc() && stop == text.data() + text.size() && value >= least && value <= most,
-                "{} is \"{}\"; accepted: a number from {} to {}", option, text, least, most);
-  return value;
+  const std::optional<double> value = parse_number(text);
+  base::require(value && *value >= least && *value <= most, "{} is \"{}\"; accepted: a number from {} to {}", option,
+                text, least, most);
+  return *value;
 }
 
 void ModelOptions::add_to(CLI::App& app, bool many_strategies) {
@@ -68,14 +62,14 @@ ModelPlan make_model_plan(const ModelOptions& options) {
   if (options.strategy.find(',') == std::string::npos && !options.strategy.empty()) {
     plan.llama.attention.strategy = parse_strategy(options.strategy);
   }
-  plan.llama.order.chunk_tokens = whole("--chunk", options.chunk, 64, 1 << 30, 256);
-  plan.llama.order.branches = whole("--branches", options.branches, 1, 65536, 256);
-  plan.llama.chunks_per_piece = whole("--piece", options.piece, 1, 1 << 20, 4);
+  plan.llama.order.chunk_tokens = parse_count_or("--chunk", options.chunk, 64, 1 << 30, 256);
+  plan.llama.order.branches = parse_count_or("--branches", options.branches, 1, 65536, 256);
+  plan.llama.chunks_per_piece = parse_count_or("--piece", options.piece, 1, 1 << 20, 4);
   plan.llama.gather_kv = options.gather_kv;
   plan.ranks.deadline =
       Seconds(options.deadline.empty() ? kModelDeadline : parse_real("--deadline", options.deadline, 0.001, 1e6));
-  plan.rank_count = whole("--ranks", options.ranks, 1, 1024, 0);
-  plan.threads = whole("--threads", options.threads, 1, 4096, 0);
+  plan.rank_count = parse_count_or("--ranks", options.ranks, 1, 1024, 0);
+  plan.threads = parse_count_or("--threads", options.threads, 1, 4096, 0);
   plan.model = options.model.empty() ? model::describe_random_model(options.random_weights, 1)
                                      : model::describe_model(options.model);
   return plan;

@@ -81,6 +81,17 @@ std::int64_t parse_count(std::string_view option, std::string_view text, std::in
   return value;
 }
 
+int parse_count_or(std::string_view option, std::string_view text, int least, int most, int otherwise) {
+  return text.empty() ? otherwise : static_cast<int>(parse_count(option, text, least, most));
+}
+
+std::optional<double> parse_number(std::string_view text) {
+  double value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || stop != text.data() + text.size()) return {};
+  return value;
+}
+
 DType default_q_dtype(DType kv_dtype) {
   return kv_dtype == DType::kInt8 || kv_dtype == DType::kFp8E4M3 ? DType::kFloat32 : kv_dtype;
 }

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,5 +67,9 @@ std::vector<std::string> split_list(const std::string& list);
 
 // A whole number from least to most, with k and m for 1024 and 1024^2. `option` is for the message.
 std::int64_t parse_count(std::string_view option, std::string_view text, std::int64_t least, std::int64_t most);
+// The same; `otherwise` where the option was not given.
+int parse_count_or(std::string_view option, std::string_view text, int least, int most, int otherwise);
+// The number that a text is, all of it.
+std::optional<double> parse_number(std::string_view text);
 
 }  // namespace treeattn::tools

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -47,11 +46,10 @@ struct SimulateOptions {
 
 double parse_overhead(const std::string& text) {
   if (text.empty()) return 0;
-  double value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  base::require(error == std::errc() && stop == text.data() + text.size() && value >= 0 && value <= 1e12,
-                "--overhead-us is \"{}\"; accepted: microseconds, 0 to 1e12", text);
-  return value * 1e-6;
+  const std::optional<double> value = parse_number(text);
+  base::require(value && *value >= 0 && *value <= 1e12, "--overhead-us is \"{}\"; accepted: microseconds, 0 to 1e12",
+                text);
+  return *value * 1e-6;
 }
 
 // "3:2.5,7:2" as lines of a cluster file, which checks them.

@@ -43,11 +43,13 @@ MemoryNeed memory_need(const LlamaConfig& c, const LlamaOptions& options, Weight
   const std::int64_t rows = most_chunks(order, piece, ranks) * order.chunk_tokens;
 
   MemoryNeed need;
+  constexpr std::size_t kGroup = kernels::kWeightGroup;
   const auto parameters = static_cast<std::size_t>(c.parameters());
   const auto table = static_cast<std::size_t>(c.vocab * c.hidden);
-  need.weights = format == WeightFormat::kAsStored
-                     ? parameters * stored
-                     : (c.tied_embeddings ? parameters : parameters - table) / 32 * 36 + table * stored;
+  need.weights =
+      format == WeightFormat::kAsStored
+          ? parameters * stored
+          : (c.tied_embeddings ? parameters : parameters - table) / kGroup * (kGroup + sizeof(float)) + table * stored;
   need.cache = share * chunk_bytes * static_cast<std::size_t>(c.layers);
   const auto host_copies = static_cast<std::size_t>(rows * 2 * (c.heads + c.kv_heads) * c.head_dim) * sizeof(float);
   need.activations = Activations::bytes(c, rows) + host_copies + static_cast<std::size_t>(c.vocab) * 2 * sizeof(float);

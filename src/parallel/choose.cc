@@ -94,9 +94,7 @@ double try_out(Strategy strategy, const plan::Schedule& schedule, const ReduceCo
     reduce_states(strategy, schedule, context, shape, std::move(own));
     times.push_back(seconds_since(start));
   }
-  double time = median(std::move(times));
-  combine_over_ranks(comm, std::span(&time, 1), larger<double>);
-  return time;
+  return largest_of_ranks(comm, median(std::move(times)));
 }
 
 std::string link_text(const char* name, const plan::Link& link) {

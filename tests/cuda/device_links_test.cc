@@ -10,6 +10,7 @@
 
 #include "cuda/device_case.h"
 #include "decode_loop.h"
+#include "expect_on_ranks.h"
 #include "kernels/cuda/peer_exchange.h"
 #include "merge/rows.h"
 #include "parallel_checks.h"
@@ -19,20 +20,12 @@
 namespace treeattn {
 namespace {
 
+using testing_parallel::expect_on_ranks;
 using testing_parallel::Failures;
 using testing_parallel::Loop;
 
 constexpr int kGpu = 0;
 int on_gpu(int) { return kGpu; }
-
-void expect_on_ranks(int ranks, const std::function<Failures(const std::shared_ptr<Communicator>&)>& check) {
-  std::mutex mutex;
-  run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
-    const Failures failures = check(world);
-    const std::scoped_lock lock(mutex);
-    for (const std::string& failure : failures) ADD_FAILURE() << "rank " << world->rank() << ": " << failure;
-  });
-}
 
 class Links : public testing::TestWithParam<int> {
  protected:

@@ -5,9 +5,9 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <mutex>
 
 #include "decode_loop.h"
+#include "expect_on_ranks.h"
 #include "parallel_checks.h"
 #include "temporary_directory.h"
 #include "treeattn/cuda.h"
@@ -16,6 +16,7 @@
 namespace treeattn {
 namespace {
 
+using testing_parallel::expect_on_ranks;
 using testing_parallel::Failures;
 using testing_parallel::Loop;
 using testing_parallel::Output;
@@ -23,23 +24,6 @@ using testing_parallel::PreparedCase;
 
 constexpr int kGpu = 0;
 int on_gpu(int) { return kGpu; }
-
-void expect_on_ranks(int ranks, const std::function<Failures(const std::shared_ptr<Communicator>&)>& check,
-                     RankOptions options = {}) {
-  std::mutex mutex;
-  Failures all;
-  run_ranks(
-      ranks,
-      [&](std::shared_ptr<Communicator> world) {
-        const Failures failures = check(world);
-        const std::scoped_lock lock(mutex);
-        for (const std::string& failure : failures) {
-          all.push_back("rank " + std::to_string(world->rank()) + ": " + failure);
-        }
-      },
-      options);
-  for (const std::string& failure : all) ADD_FAILURE() << failure;
-}
 
 // The whole list, prepared once: the oracle takes longer than the GPU.
 const std::vector<std::unique_ptr<PreparedCase>>& all_cases() {

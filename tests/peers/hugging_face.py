@@ -19,8 +19,8 @@ import tempfile
 import time
 import unicodedata
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-VENV = ROOT / "build" / "peers-venv"  # made by scripts/peers.sh
+import peers_venv
+
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # that there is no torch does not matter here
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -29,10 +29,7 @@ try:
     import transformers
     import safetensors
 except (ImportError, OSError) as error:
-    python = str(VENV / "bin" / "python")
-    if os.path.exists(python) and "TREEATTN_IN_PEERS_VENV" not in os.environ:
-        os.environ["TREEATTN_IN_PEERS_VENV"] = "1"
-        os.execv(python, [python, *sys.argv])  # its own path as argv[0] is how it knows that it is in a venv
+    peers_venv.try_again_there()
     print(f"*** SKIPPED: Hugging Face's packages cannot be imported ({error}). To get them: run scripts/peers.sh, or "
           f"install tokenizers and 'transformers<5' for {sys.executable} ***")
     sys.exit(77)

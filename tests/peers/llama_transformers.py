@@ -28,8 +28,8 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-VENV = ROOT / "build" / "peers-venv"  # made by scripts/peers.sh
+import peers_venv
+
 EXACT, NARROW, INT8 = 2.0**-11, 2.0**-3, 2.0**-1
 
 
@@ -43,10 +43,7 @@ try:
     import torch
     import transformers
 except (ImportError, OSError) as error:
-    python = str(VENV / "bin" / "python")
-    if os.path.exists(python) and "TREEATTN_IN_PEERS_VENV" not in os.environ:
-        os.environ["TREEATTN_IN_PEERS_VENV"] = "1"
-        os.execv(python, [python, *sys.argv])  # its own path as argv[0] is how it knows that it is in a venv
+    peers_venv.try_again_there()
     skip(f"torch and transformers cannot be imported ({error})")
 transformers.logging.set_verbosity_error()
 

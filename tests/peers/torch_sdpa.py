@@ -26,8 +26,8 @@ import tempfile
 import time
 import warnings
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-VENV = ROOT / "build" / "peers-venv"  # made by scripts/peers.sh
+import peers_venv
+
 OUT_TOLERANCE = {"float32": 2.0**-18, "float16": 2.0**-16, "bfloat16": 2.0**-16}
 LSE_TOLERANCE = 2.0**-18
 
@@ -42,10 +42,7 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # not n
 try:
     import torch
 except (ImportError, OSError) as error:
-    python = str(VENV / "bin" / "python")
-    if os.path.exists(python) and "TREEATTN_IN_PEERS_VENV" not in os.environ:
-        os.environ["TREEATTN_IN_PEERS_VENV"] = "1"
-        os.execv(python, [python, *sys.argv])  # its own path as argv[0] is how it knows that it is in a venv
+    peers_venv.try_again_there()
     skip(f"torch cannot be imported ({error})")
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 5):
     skip(f"torch {torch.__version__} has no enable_gqa; needed: 2.5 or newer")

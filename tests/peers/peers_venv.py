@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the peers are installed when python3 itself does not have them."""
+import os
+import pathlib
+import sys
+
+VENV = pathlib.Path(__file__).resolve().parents[2] / "build" / "peers-venv"  # made by scripts/peers.sh
+
+
+def try_again_there():
+    """Runs this script again with the Python of that place; returns where there is none, or this is it."""
+    python = str(VENV / "bin" / "python")
+    if os.path.exists(python) and "TREEATTN_IN_PEERS_VENV" not in os.environ:
+        os.environ["TREEATTN_IN_PEERS_VENV"] = "1"
+        os.execv(python, [python, *sys.argv])  # its own path as argv[0] is how it knows that it is in a venv
