@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
 #include <vector>
 
 #include "fuzz/kv_files_fuzz.h"
 #include "kv_mirror.h"
+#include "model_files.h"
 
 namespace treeattn {
 namespace {
@@ -91,6 +93,18 @@ TEST(KvFilesFuzz, ParsersReturnOrThrowBadFile) {
     EXPECT_FALSE(fuzz::parse_anything(bytes));
   }
   std::printf("%d inputs, %d of the damaged ones still made sense\n", tried, accepted);
+}
+
+// What libFuzzer starts from.
+TEST(KvFilesFuzz, TheCorpusIsSound) {
+  int files = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::filesystem::path(TREEATTN_TESTS_DIR) / "fuzz/corpus/kv_files")) {
+    const std::string bytes = testing_model::read_file(entry.path());
+    EXPECT_TRUE(fuzz::parse_anything(std::as_bytes(std::span(bytes)))) << entry.path();
+    ++files;
+  }
+  EXPECT_GT(files, 0);
 }
 
 }  // namespace

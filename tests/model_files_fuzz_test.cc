@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replays the corpus of the fuzzers of model files, as it is and with random damage: the parsers return or throw
-// BadFile, and what they return holds together.
+// Replays the corpus of the fuzzers, as it is and with random damage: the parsers return or throw BadFile, and what
+// they return holds together.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -8,6 +8,7 @@
 #include <set>
 
 #include "fuzz/model_files_fuzz.h"
+#include "fuzz/other_bytes_fuzz.h"
 #include "kv_mirror.h"
 #include "model/splitter.h"
 #include "model_files.h"
@@ -86,6 +87,24 @@ TEST(ModelFilesFuzz, GenerationConfig) { replay("generation_config", fuzz::try_g
 TEST(ModelFilesFuzz, Safetensors) { replay("safetensors", fuzz::try_safetensors, 300); }
 TEST(ModelFilesFuzz, Index) { replay("index", fuzz::try_index, 300); }
 TEST(ModelFilesFuzz, TokenizerConfig) { replay("tokenizer_config", fuzz::try_tokenizer_config, 300); }
+
+TEST(OtherBytesFuzz, Session) { replay("session", fuzz::try_session, 300); }
+TEST(OtherBytesFuzz, Cluster) { replay("cluster", fuzz::try_cluster, 300); }
+
+TEST(OtherBytesFuzz, CardOfARankOverTcp) {
+  replay("card", fuzz::try_card, 300);
+  comm::TcpCard card;
+  card.port = 1;
+  EXPECT_TRUE(comm::is_sound(card));
+  for (auto* text : {&card.address, &card.machine}) {
+    text->fill('x');
+    EXPECT_FALSE(comm::is_sound(card)) << "a text without an end";
+    comm::put_text(*text, std::string(100, 'x'));
+    EXPECT_TRUE(comm::is_sound(card)) << "what is too long is cut";
+  }
+  card.port = 65536;
+  EXPECT_FALSE(comm::is_sound(card));
+}
 
 TEST(ModelFilesFuzz, Tokenizer) {
   if (!model::splitter_available()) GTEST_SKIP() << "this build has no PCRE2";

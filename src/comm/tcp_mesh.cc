@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "comm/tcp_card.h"
 #include "treeattn/error.h"
 
 namespace treeattn::comm {
@@ -29,18 +30,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using base::require;
 
-constexpr std::uint32_t kMagic = 0x74726565;  // "tree"
 constexpr std::chrono::milliseconds kRetry{20};
-
-// What a rank says of itself, and what rank 0 says of all.
-struct Card {
-  std::uint32_t magic = kMagic;
-  std::int32_t rank = 0;
-  std::int32_t size = 0;
-  std::int32_t port = 0;           // that it listens on
-  std::array<char, 64> address{};  // as rank 0 sees it
-  std::array<char, 64> machine{};
-};
 
 // All that has to be done by then.
 class Deadline {
@@ -202,27 +192,25 @@ std::string this_machine() {
   return name;
 }
 
-void put(std::array<char, 64>& field, const std::string& text) { text.copy(field.data(), field.size() - 1); }
-
 // Rank 0: hears of everyone, then tells everyone of all.
-std::vector<Card> collect(const Socket& listening, const Card& mine, const Deadline& deadline) {
+std::vector<TcpCard> collect(const Socket& listening, const TcpCard& mine, const Deadline& deadline) {
   const auto size = static_cast<std::size_t>(mine.size);
-  std::vector<Card> cards(size);
+  std::vector<TcpCard> cards(size);
   std::vector<Socket> others(size);
   cards[0] = mine;
   for (std::size_t have = 1; have < size;) {
     const std::string what = fmt::format("{} of {} ranks came", have, size);
     std::string address;
     Socket socket = accept_from(listening, deadline, what, address);
-    Card card;
+    TcpCard card;
     // Whoever else knocks at the port is sent away.
-    if (!receive_all(socket.fd(), bytes_of(card), deadline, what) || card.magic != kMagic) continue;
+    if (!receive_all(socket.fd(), bytes_of(card), deadline, what) || !is_sound(card)) continue;
     require(card.size == mine.size && card.rank > 0 && card.rank < mine.size,
             "a rank {} of {} came to a group of {}; accepted: ranks 1 to {} of that size", card.rank, card.size,
             mine.size, mine.size - 1);
     auto& place = others[static_cast<std::size_t>(card.rank)];
     require(!place.open(), "rank {} came twice; accepted: every RANK once", card.rank);
-    put(card.address, address);
+    put_text(card.address, address);
     cards[static_cast<std::size_t>(card.rank)] = card;
     place = std::move(socket);
     ++have;
@@ -233,15 +221,18 @@ std::vector<Card> collect(const Socket& listening, const Card& mine, const Deadl
   return cards;
 }
 
-std::vector<Card> report(const TcpPlace& place, const Card& mine, const Deadline& deadline) {
-  std::vector<Card> cards(static_cast<std::size_t>(mine.size));
+std::vector<TcpCard> report(const TcpPlace& place, const TcpCard& mine, const Deadline& deadline) {
+  std::vector<TcpCard> cards(static_cast<std::size_t>(mine.size));
   const Socket socket = connect_to(place.address, place.port, deadline);
-  Card card = mine;
+  TcpCard card = mine;
   send_all(socket.fd(), bytes_of(card), deadline, "report to rank 0");
   if (!receive_all(socket.fd(), std::as_writable_bytes(std::span(cards)), deadline, "no table of ranks from rank 0")) {
     throw Unavailable("tcp_communicator: rank 0 has gone before all ranks had come");
   }
-  put(cards[0].address, place.address);
+  if (!std::all_of(cards.begin(), cards.end(), is_sound)) {
+    throw Unavailable(fmt::format("tcp_communicator: {}:{} sent what is no table of ranks", place.address, place.port));
+  }
+  put_text(cards[0].address, place.address);
   return cards;
 }
 
@@ -268,28 +259,29 @@ TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {
   if (place.size == 1) return mesh;
 
   const Socket listening = listen_on(0, place.size);
-  Card mine;
+  TcpCard mine;
   mine.rank = place.rank;
   mine.size = place.size;
   mine.port = port_of(listening);
-  put(mine.machine, mesh.machine.front());
-  const std::vector<Card> cards =
+  put_text(mine.machine, mesh.machine.front());
+  const std::vector<TcpCard> cards =
       place.rank == 0 ? collect(listen_on(place.port, place.size), mine, deadline) : report(place, mine, deadline);
   for (std::size_t r = 0; r < size; ++r) mesh.machine[r] = cards[r].machine.data();
   // The higher rank calls, the lower one answers.
   for (int r = 0; r < place.rank; ++r) {
-    const Card& other = cards[static_cast<std::size_t>(r)];
+    const TcpCard& other = cards[static_cast<std::size_t>(r)];
     Socket socket = connect_to(other.address.data(), other.port, deadline);
-    Card card = mine;
+    TcpCard card = mine;
     send_all(socket.fd(), bytes_of(card), deadline, "greeting");
     mesh.sockets[static_cast<std::size_t>(r)] = std::move(socket);
   }
   for (int have = place.rank + 1; have < place.size;) {
     std::string address;
     Socket socket = accept_from(listening, deadline, fmt::format("{} of {} ranks connected", have, size), address);
-    Card card;
-    if (!receive_all(socket.fd(), bytes_of(card), deadline, "greeting") || card.magic != kMagic) continue;
+    TcpCard card;
+    if (!receive_all(socket.fd(), bytes_of(card), deadline, "greeting") || !is_sound(card)) continue;
     if (card.rank <= place.rank || card.rank >= place.size) continue;
+    if (mesh.sockets[static_cast<std::size_t>(card.rank)].open()) continue;
     mesh.sockets[static_cast<std::size_t>(card.rank)] = std::move(socket);
     ++have;
   }
