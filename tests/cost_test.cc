@@ -199,13 +199,24 @@ TEST(CostTest, SecondsByHand) {
   EXPECT_DOUBLE_EQ(seconds(Strategy::kButterfly), work + 18 + (100 + 16 + 1));
 }
 
-// In the tree by rank, 1 > 0 and 3 > 2 come into node 0 together from two nodes, and leave it together on the way back.
+// In the tree by rank, 1 > 0 and 3 > 2 come into node 0 together from two nodes. On the way back 0 > 1 leaves it with
+// 0 > 2, before 2 > 3.
 TEST(CostTest, WhatEntersANodeSharesItsAdaptersToo) {
   Network network{.local = {1, 1}, .remote = {100, 1}, .node_of_rank = {0, 1, 0, 2}};
   network.merge_bytes_per_s = 16;
   const ReductionSize size{.rows = 1, .v_dim = 2};
-  const double maximum = (100 + 8 + 0.25) + (1 + 4 + 0.25) + (1 + 4) + (100 + 8);
-  const double sums = (100 + 24 + 0.75) + (1 + 12 + 0.75) + (1 + 12) + (100 + 24);
+  const double maximum = (100 + 8 + 0.25) + (1 + 4 + 0.25) + (1 + 4) + (100 + 4);
+  const double sums = (100 + 24 + 0.75) + (1 + 12 + 0.75) + (1 + 12) + (100 + 12);
+  EXPECT_DOUBLE_EQ(cost_of(Strategy::kTwoPhase, network, equal_shares(network, 4), size).seconds, maximum + sums);
+}
+
+// On the way down of an allreduce 0 > 2 and 0 > 1 leave together, and 2 > 3 follows.
+TEST(CostTest, ARankThatSendsToItsChildrenAtOnceSharesItsLinkAmongThem) {
+  Network network{.local = {1, 1}, .remote = {100, 1}, .node_of_rank = {0, 0, 0, 0}};
+  network.merge_bytes_per_s = 16;
+  const ReductionSize size{.rows = 1, .v_dim = 2};
+  const double maximum = 2 * (1 + 4 + 0.25) + (1 + 2 * 4) + (1 + 4);
+  const double sums = 2 * (1 + 12 + 0.75) + (1 + 2 * 12) + (1 + 12);
   EXPECT_DOUBLE_EQ(cost_of(Strategy::kTwoPhase, network, equal_shares(network, 4), size).seconds, maximum + sums);
 }
 

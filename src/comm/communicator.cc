@@ -72,14 +72,16 @@ Request& Request::operator=(Request&& other) noexcept {
 }
 
 Communicator::Impl::Impl(std::shared_ptr<comm::Endpoint> endpoint_, std::shared_ptr<comm::Family> family_,
-                         std::vector<int> members_, int context_, Seconds deadline_)
+                         std::vector<int> split_, int context_, Seconds deadline_)
     : endpoint(std::move(endpoint_)),
       family(std::move(family_)),
-      members(std::move(members_)),
+      split(std::move(split_)),
+      members(split.empty() ? family->members() : split),
       context(context_),
       deadline(deadline_) {
   const auto me = std::find(members.begin(), members.end(), transport().rank());
   rank = static_cast<int>(me - members.begin());
+  nodes.reserve(members.size());
   for (const int member : members) nodes.push_back(transport().nodes()[static_cast<std::size_t>(member)]);
   nodes = comm::number_nodes(nodes);
   node_count = *std::max_element(nodes.begin(), nodes.end()) + 1;
@@ -203,9 +205,8 @@ std::span<std::byte> Communicator::Impl::scratch(std::size_t bytes) {
 
 Communicator::Communicator(std::shared_ptr<comm::Transport> transport) {
   auto endpoint = std::make_shared<comm::Endpoint>(std::move(transport));
-  const std::vector<int> members = all_ranks(endpoint->transport()->size());
-  auto family = endpoint->make_family(0, members);
-  impl_ = std::make_unique<Impl>(std::move(endpoint), std::move(family), members, 0, kDefaultDeadline);
+  auto family = endpoint->make_family(0, all_ranks(endpoint->transport()->size()));
+  impl_ = std::make_unique<Impl>(std::move(endpoint), std::move(family), std::vector<int>(), 0, kDefaultDeadline);
 }
 
 Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -311,7 +312,7 @@ std::shared_ptr<Communicator> Communicator::shrink() {
   ++impl_->shrunk;
   auto family = impl_->endpoint->make_family(context, agreement->survivors);
   return std::shared_ptr<Communicator>(new Communicator(
-      std::make_unique<Impl>(impl_->endpoint, std::move(family), agreement->survivors, context, impl_->deadline)));
+      std::make_unique<Impl>(impl_->endpoint, std::move(family), std::vector<int>(), context, impl_->deadline)));
 }
 
 }  // namespace treeattn

@@ -36,7 +36,8 @@ int rounds_of(int ranks);
 }  // namespace comm
 
 struct Communicator::Impl {
-  Impl(std::shared_ptr<comm::Endpoint> endpoint, std::shared_ptr<comm::Family> family, std::vector<int> members,
+  // split: the members, where they are not the whole family.
+  Impl(std::shared_ptr<comm::Endpoint> endpoint, std::shared_ptr<comm::Family> family, std::vector<int> split,
        int context, Seconds deadline);
 
   int size() const { return static_cast<int>(members.size()); }
@@ -63,7 +64,8 @@ struct Communicator::Impl {
 
   const std::shared_ptr<comm::Endpoint> endpoint;
   const std::shared_ptr<comm::Family> family;
-  const std::vector<int> members;  // [size] the transport's number of each rank
+  const std::vector<int> split;
+  const std::vector<int>& members;  // [size] the transport's number of each rank
   const int context;
   int rank = 0;
   std::vector<int> nodes;  // [size]

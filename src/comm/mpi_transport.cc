@@ -21,8 +21,9 @@
 namespace treeattn::comm {
 namespace {
 
-// MPI counts in int.
-constexpr std::size_t kPiece = std::size_t{1} << 30;
+// MPI counts in int: a longer message goes in equal pieces. Equal, so that on a link that is shared fairly it gets the
+// same share from its beginning to its end.
+constexpr std::size_t kLargestPiece = std::size_t{1} << 30;
 constexpr int kNoteTag = 0;  // on a communicator of their own
 
 // How long a waiting rank polls; how long it lets others have its core between polls; how long it then sleeps.
@@ -52,6 +53,13 @@ struct MpiOperation final : Operation {
   std::size_t bytes = 0;
   std::vector<MPI_Request> pieces;
   std::size_t done = 0;  // pieces
+
+  // The bytes before a piece; both sides know the size of the message, so they cut it alike.
+  std::size_t begin_of(std::size_t piece) const {
+    const std::size_t longer = bytes % pieces.size();  // so many have a byte more
+    return piece * (bytes / pieces.size()) + std::min(piece, longer);
+  }
+  int bytes_of(std::size_t piece) const { return static_cast<int>(begin_of(piece + 1) - begin_of(piece)); }
 };
 
 // MPI is one thing of the whole process, and so is this. Never destroyed: the other side of a message that was given up
@@ -106,8 +114,13 @@ std::vector<int> shared_memory_nodes(MPI_Comm communicator) {
 class MpiTransport final : public Transport {
  public:
   MpiTransport(MPI_Comm parent, const std::vector<int>& nodes) {
-    check(MPI_Comm_dup(parent, &data_), "MPI_Comm_dup");
-    check(MPI_Comm_dup(parent, &notes_), "MPI_Comm_dup");
+    if constexpr (kSimulated) {
+      // Nobody else uses it and no notes are sent; a copy would hold a list of all ranks, on every one of them.
+      data_ = notes_ = parent;
+    } else {
+      check(MPI_Comm_dup(parent, &data_), "MPI_Comm_dup");
+      check(MPI_Comm_dup(parent, &notes_), "MPI_Comm_dup");
+    }
     MPI_Comm_set_errhandler(data_, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(notes_, MPI_ERRORS_RETURN);
     check(MPI_Comm_rank(data_, &rank_), "MPI_Comm_rank");
@@ -125,6 +138,7 @@ class MpiTransport final : public Transport {
       if (incoming_ != nullptr) keep(std::move(incoming_));
       return;
     }
+    if constexpr (kSimulated) return;
     MPI_Comm_free(&data_);
     MPI_Comm_free(&notes_);
   }
@@ -234,10 +248,9 @@ class MpiTransport final : public Transport {
     message->receiving = receiving;
     message->other = other;
     message->bytes = bytes;
-    message->pieces.assign(std::max<std::size_t>(1, (bytes + kPiece - 1) / kPiece), MPI_REQUEST_NULL);
+    message->pieces.assign(std::max<std::size_t>(1, (bytes + kLargestPiece - 1) / kLargestPiece), MPI_REQUEST_NULL);
     for (std::size_t i = 0; i < message->pieces.size(); ++i) {
-      const std::size_t at = i * kPiece;
-      const int code = post(at, static_cast<int>(std::min(kPiece, bytes - at)), &message->pieces[i]);
+      const int code = post(message->begin_of(i), message->bytes_of(i), &message->pieces[i]);
       if (code != MPI_SUCCESS) {
         fail(*message, code);
         break;
@@ -257,10 +270,9 @@ class MpiTransport final : public Transport {
   }
 
   static void check_size(const MpiOperation& message, MPI_Status& status) {
-    const std::size_t expected = std::min(kPiece, message.bytes - message.done * kPiece);
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
-    if (static_cast<std::size_t>(bytes) != expected) refuse_size(message);
+    if (bytes != message.bytes_of(message.done)) refuse_size(message);
   }
 
   // Waiting in a simulation. Polling takes no time there, so that nothing would ever arrive: test() only says what has

@@ -13,6 +13,7 @@ namespace treeattn::comm {
 std::vector<int> number_nodes(const std::vector<int>& nodes) {
   std::map<int, int> number;
   std::vector<int> out;
+  out.reserve(nodes.size());
   for (const int node : nodes) out.push_back(number.try_emplace(node, static_cast<int>(number.size())).first->second);
   return out;
 }

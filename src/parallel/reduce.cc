@@ -84,6 +84,7 @@ class ScheduleRun {
     std::vector<Request> requests;
     std::vector<Incoming> incoming;
     for (const Message& message : round) {
+      if (message.to != comm.rank() && message.from != comm.rank()) continue;
       const std::size_t floats = message_floats(message);
       if (floats == 0) continue;
       if (message.to == comm.rank()) {

@@ -71,6 +71,31 @@ class Tally {
     cost_.seconds += slowest;
   }
 
+  // From the root to everybody, the messages of a sender after the one it received. All that a rank sends leave at
+  // once, as soon as it has the result, and share its link.
+  void add_way_down(std::span<const Transfer> transfers, std::size_t rounds) {
+    const auto ranks = network_.node_of_rank.size();
+    std::vector<double> has_result(ranks, 0);
+    std::vector<double> local(ranks, 0), remote(ranks, 0);  // bytes that leave a rank
+    const auto leaving = [&](const Transfer& transfer) -> double& {
+      return (is_local(transfer) ? local : remote)[static_cast<std::size_t>(transfer.from)];
+    };
+    for (const Transfer& transfer : transfers) {
+      count(transfer);
+      leaving(transfer) += static_cast<double>(transfer.bytes);
+    }
+    double end = 0;
+    for (const Transfer& transfer : transfers) {
+      const Link& link = is_local(transfer) ? network_.local : network_.remote;
+      double& there = has_result[static_cast<std::size_t>(transfer.to)];
+      there = has_result[static_cast<std::size_t>(transfer.from)];
+      if (transfer.bytes > 0) there += link.latency_s + leaving(transfer) / link.bytes_per_s;
+      end = std::max(end, there);
+    }
+    cost_.steps += rounds;
+    cost_.seconds += end;
+  }
+
   const Cost& cost() const { return cost_; }
 
  private:
@@ -78,11 +103,13 @@ class Tally {
     return static_cast<std::size_t>(network_.node_of_rank[static_cast<std::size_t>(rank)]);
   }
 
+  bool is_local(const Transfer& transfer) const { return node(transfer.from) == node(transfer.to); }
+
   void count(const Transfer& transfer) {
     if (transfer.bytes == 0) return;
     ++cost_.messages;
     cost_.bytes += transfer.bytes;
-    if (node(transfer.from) == node(transfer.to)) return;
+    if (is_local(transfer)) return;
     cost_.remote_bytes += transfer.bytes;
     leaving_[node(transfer.from)] += transfer.bytes;
     entering_[node(transfer.to)] += transfer.bytes;
@@ -93,7 +120,7 @@ class Tally {
     const double bytes = static_cast<double>(transfer.bytes);
     const double merge = transfer.merged ? bytes / network_.merge_bytes_per_s : 0;
     const Link& local = network_.local;
-    if (node(transfer.from) == node(transfer.to)) return local.latency_s + bytes / local.bytes_per_s + merge;
+    if (is_local(transfer)) return local.latency_s + bytes / local.bytes_per_s + merge;
     const std::uint64_t busiest = std::max(leaving_[node(transfer.from)], entering_[node(transfer.to)]);
     const double shared = static_cast<double>(busiest) / network_.adapters_per_node;
     return network_.remote.latency_s + std::max(bytes, shared) / network_.remote.bytes_per_s + merge;
@@ -124,16 +151,20 @@ Cost allreduces_cost(Tally tally, int ranks, std::initializer_list<std::int64_t>
   std::vector<int> order(static_cast<std::size_t>(ranks));
   std::iota(order.begin(), order.end(), 0);
   const Schedule schedule = tree_schedule(order);
+  const std::size_t up = schedule.rounds.size() / 2;
   std::vector<Transfer> transfers;
   for (const std::int64_t count : floats) {
     const std::uint64_t bytes = static_cast<std::uint64_t>(count) * sizeof(float);
-    for (const std::vector<Message>& round : schedule.rounds) {
-      transfers.clear();
-      for (const Message& message : round) {
+    transfers.clear();
+    for (std::size_t k = 0; k < schedule.rounds.size(); ++k) {
+      for (const Message& message : schedule.rounds[k]) {
         transfers.push_back({message.from, message.to, bytes, message.payload != Payload::kResult});
       }
+      if (k >= up) continue;
       tally.add_round(transfers);
+      transfers.clear();
     }
+    tally.add_way_down(transfers, schedule.rounds.size() - up);
   }
   return tally.cost();
 }

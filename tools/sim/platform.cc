@@ -102,6 +102,9 @@ void configure_simulator() {
         "surf/precision:1e-12",
         // Only what is asked for takes time.
         "smpi/simulate-computation:no", "smpi/test:0", "smpi/iprobe:0", "smpi/wtime:0", "smpi/host-speed:1e9f",
+        // A send is over when its message has arrived. By default those below 64 KiB leave at once, into a buffer, as
+        // in an MPI between main memories, and a rank's messages of several rounds then share its link.
+        "smpi/send-is-detached-thresh:0",
         // Messages inside this are not copied: K and V have no memory.
         "smpi/shared-malloc:local"}) {
     sg4::Engine::set_config(std::string(setting));

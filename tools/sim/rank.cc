@@ -57,9 +57,8 @@ SharedBuffer reduce(const Scenario& scenario, const parallel::ReduceContext& con
       return parallel::reduce_as_in_paper(context, shape, std::move(own));
     case Strategy::kTwoPhase:
       return parallel::reduce_in_two_phases(context, shape, std::move(own));
-    default:
-      return parallel::reduce_by_schedule(context, scenario.schedule().seen_by(context.communicator.rank()), shape,
-                                          std::move(own));
+    default:  // everybody's schedule: one for all ranks instead of a view each
+      return parallel::reduce_by_schedule(context, scenario.schedule(), shape, std::move(own));
   }
 }
 
