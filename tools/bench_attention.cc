@@ -10,6 +10,7 @@
 // and V, and there d is kv_heads * head_dim; 2bd is q and out, with d = heads * head_dim; 2b n_h is max and sum. With
 // several query tokens the last two are per query.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <chrono>

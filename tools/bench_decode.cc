@@ -2,6 +2,7 @@
 // treeattn bench decode: one decoding step over a cache that is spread over ranks, by Tree Attention's strategies and
 // by Ring Attention, side by side. The ranks are the processes of an MPI launcher, or else threads.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn bench llama: a prompt and ten tokens, as in the paper's tables, by Tree Attention and by Ring Attention.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -2,6 +2,7 @@
 // treeattn chat: a conversation with a Llama 3 model. The cache keeps what was said; a turn adds only its own tokens.
 #include <fmt/format.h>
 #include <unistd.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <iostream>

@@ -2,8 +2,11 @@
 // What a subcommand of `treeattn` is: an entry in the command line's grammar and a function that returns the exit code.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
+
+namespace CLI {
+class App;
+}
 
 namespace treeattn::tools {
 

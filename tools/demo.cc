@@ -3,6 +3,7 @@
 // and Tree Attention is held against Ring Attention on the cache that is there now.
 #include <fmt/format.h>
 #include <unistd.h>
+#include <CLI/CLI.hpp>
 
 #include <chrono>
 #include <cstdio>

@@ -2,6 +2,7 @@
 // treeattn generate: a prompt goes in, the model's text comes out, on one rank or many.
 #include <fmt/format.h>
 #include <unistd.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <fstream>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn info: what this machine is, what this build can use of it, and how fast it reads memory.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <memory>
 #include <nlohmann/json.hpp>

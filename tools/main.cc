@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The `treeattn` command: finds the subcommand, runs it, and turns what it throws into an exit code.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <chrono>
 #include <cstdio>

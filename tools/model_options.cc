@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model_options.h"
 
+#include <CLI/CLI.hpp>
 #include <cmath>
 
 #include "base/check.h"

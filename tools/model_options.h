@@ -2,13 +2,16 @@
 // Options that the commands on a model share: which model, on which ranks, and how tokens are chosen.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 
 #include "model/loaded_model.h"
 #include "treeattn/communicator.h"
 #include "treeattn/llama.h"
+
+namespace CLI {
+class App;
+}
 
 namespace treeattn::tools {
 

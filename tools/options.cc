@@ -2,6 +2,7 @@
 // Parsing and checking of the shape options.
 #include "options.h"
 
+#include <CLI/CLI.hpp>
 #include <charconv>
 #include <functional>
 

@@ -2,7 +2,6 @@
 // The shape of an attention call as options that the bench commands share.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,6 +9,10 @@
 #include <vector>
 
 #include "treeattn/dtype.h"
+
+namespace CLI {
+class App;
+}
 
 namespace treeattn::tools {
 

@@ -3,6 +3,7 @@
 // limits it; or the longest context that fits.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>

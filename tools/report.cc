@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn report: what `treeattn reproduce --out DIR` wrote, as one page of HTML and as SVG files.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>

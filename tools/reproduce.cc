@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn reproduce: the paper's results, each by one command, beside ours.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>

@@ -2,6 +2,7 @@
 // treeattn simulate: one decoding step on a cluster that is not there. Checks the options, starts the simulator, and
 // prints what it says.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <bit>

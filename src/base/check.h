@@ -2,7 +2,7 @@
 // Throwing InvalidArgument with a formatted message.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <utility>
 
