@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #include "base/half.h"
@@ -116,8 +118,19 @@ std::size_t cold_sets(const Shape& shape, std::size_t last_cache_bytes) {
   return (total + bytes - 1) / bytes;
 }
 
+std::int64_t BenchData::pages_of(const Shape& shape, std::int64_t sequence) {
+  return (shape.length(sequence) + shape.page_tokens - 1) / shape.page_tokens;
+}
+
+std::int64_t BenchData::all_pages(const Shape& shape) {
+  std::int64_t pages = 0;
+  for (std::int64_t b = 0; b < shape.batch; ++b) pages += pages_of(shape, b);
+  return pages;
+}
+
 std::size_t BenchData::set_rows(const Shape& shape) {
-  return static_cast<std::size_t>(shape.batch * shape.tokens * shape.kv_heads);
+  const std::int64_t tokens = shape.page_tokens > 0 ? all_pages(shape) * shape.page_tokens : shape.batch * shape.tokens;
+  return static_cast<std::size_t>(tokens * shape.kv_heads);
 }
 
 std::size_t BenchData::set_bytes(const Shape& shape) {
@@ -125,7 +138,8 @@ std::size_t BenchData::set_bytes(const Shape& shape) {
 }
 
 std::size_t BenchData::bytes(const Shape& shape, std::size_t sets) {
-  return sets * (shape.kv_bytes() + 128) + shape.q_bytes() + shape.out_bytes();
+  const std::size_t scales = shape.dtype == DType::kInt8 ? set_rows(shape) * sizeof(float) : 0;
+  return 2 * sets * (set_bytes(shape) + scales) + shape.q_bytes() + shape.out_bytes();
 }
 
 BenchData::BenchData(const Shape& shape, std::size_t sets, std::uint64_t seed, ThreadPool& pool)
@@ -139,28 +153,58 @@ BenchData::BenchData(const Shape& shape, std::size_t sets, std::uint64_t seed, T
     k_scales_ = base::Buffer(sets * set_rows(shape) * sizeof(float));
     v_scales_ = base::Buffer(sets * set_rows(shape) * sizeof(float));
   }
+  if (shape.page_tokens > 0) make_table(seed);
   const TokenMaker maker(shape.dtype, shape.kv_heads, shape.head_dim, seed);
   fill(maker, TokenMaker::Part::kKeys, k_, k_scales_, pool);
   fill(maker, TokenMaker::Part::kValues, v_, v_scales_, pool);
   std::fill_n(out_.as<float>(), out_.bytes() / sizeof(float), 0.0f);
 }
 
+void BenchData::make_table(std::uint64_t seed) {
+  std::vector<std::int32_t> pages(static_cast<std::size_t>(all_pages(shape_)));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::shuffle(pages.begin(), pages.end(), std::mt19937_64(seed));
+  for (std::int64_t b = 0; b < shape_.batch; ++b) {
+    lengths_.push_back(shape_.length(b));
+    columns_ = std::max(columns_, pages_of(shape_, b));
+  }
+  table_.assign(static_cast<std::size_t>(shape_.batch * columns_), -1);
+  auto next = pages.begin();
+  for (std::int64_t b = 0; b < shape_.batch; ++b) {
+    const std::int64_t count = pages_of(shape_, b);
+    std::copy_n(next, count, table_.begin() + b * columns_);
+    next += count;
+  }
+}
+
+std::size_t BenchData::offset_of(std::int64_t sequence, std::int64_t token, const TokenMaker& maker) const {
+  if (shape_.page_tokens > 0) {
+    const std::int64_t page = table_[static_cast<std::size_t>(sequence * columns_ + token / shape_.page_tokens)];
+    return static_cast<std::size_t>(page * shape_.page_tokens + token % shape_.page_tokens) * maker.token_bytes();
+  }
+  const bool tokens_first = shape_.layout == Layout::kTokensFirst;
+  return static_cast<std::size_t>(sequence * shape_.tokens) * maker.token_bytes() +
+         static_cast<std::size_t>(token) * (tokens_first ? maker.token_bytes() : maker.row_bytes());
+}
+
 void BenchData::fill(const TokenMaker& maker, TokenMaker::Part part, base::Buffer& rows, base::Buffer& scales,
                      ThreadPool& pool) {
   const bool tokens_first = shape_.layout == Layout::kTokensFirst;
-  const std::size_t token_stride = tokens_first ? maker.token_bytes() : maker.row_bytes();
   const std::size_t head_stride =
       tokens_first ? maker.row_bytes() : static_cast<std::size_t>(shape_.tokens) * maker.row_bytes();
-  const std::size_t sequence_bytes = static_cast<std::size_t>(shape_.tokens) * maker.token_bytes();
+  const auto stored = [&](std::int64_t sequence) {
+    return shape_.page_tokens > 0 ? pages_of(shape_, sequence) * shape_.page_tokens : shape_.tokens;
+  };
   const std::int64_t sequences = static_cast<std::int64_t>(sets_) * shape_.batch;
-  const std::int64_t tasks = (shape_.tokens + kTokensPerTask - 1) / kTokensPerTask;
+  const std::int64_t longest = std::max(shape_.tokens, columns_ * shape_.page_tokens);
+  const std::int64_t tasks = (longest + kTokensPerTask - 1) / kTokensPerTask;
   pool.run(static_cast<std::size_t>(sequences * tasks), [&](std::size_t task, int) {
     const std::int64_t sequence = static_cast<std::int64_t>(task) / tasks;
     const std::int64_t first = static_cast<std::int64_t>(task) % tasks * kTokensPerTask;
-    std::byte* data = rows.as<std::byte>() + static_cast<std::size_t>(sequence / shape_.batch) * set_bytes(shape_) +
-                      static_cast<std::size_t>(sequence % shape_.batch) * sequence_bytes;
-    for (std::int64_t t = first; t < std::min(shape_.tokens, first + kTokensPerTask); ++t) {
-      maker.make(part, sequence, t, data + static_cast<std::size_t>(t) * token_stride, head_stride);
+    const std::int64_t place = sequence % shape_.batch;
+    std::byte* data = rows.as<std::byte>() + static_cast<std::size_t>(sequence / shape_.batch) * set_bytes(shape_);
+    for (std::int64_t t = first; t < std::min(stored(place), first + kTokensPerTask); ++t) {
+      maker.make(part, sequence, t, data + offset_of(place, t, maker), head_stride);
     }
   });
   std::fill_n(scales.as<float>(), scales.bytes() / sizeof(float), TokenMaker::int8_scale());
@@ -168,8 +212,14 @@ void BenchData::fill(const TokenMaker& maker, TokenMaker::Part part, base::Buffe
 
 KvView BenchData::view(const base::Buffer& rows, const base::Buffer& scales, std::size_t set) const {
   const std::byte* data = rows.as<std::byte>() + set % sets_ * set_bytes(shape_);
-  const auto make = shape_.layout == Layout::kTokensFirst ? &KvView::tokens_first : &KvView::heads_first;
-  const KvView out = make(data, shape_.dtype, shape_.batch, shape_.tokens, shape_.kv_heads, shape_.head_dim);
+  KvView out;
+  if (shape_.page_tokens > 0) {
+    out = KvView::paged(data, shape_.dtype, all_pages(shape_), shape_.page_tokens, shape_.kv_heads, shape_.head_dim,
+                        shape_.batch, columns_, table_.data());
+  } else {
+    const auto make = shape_.layout == Layout::kTokensFirst ? &KvView::tokens_first : &KvView::heads_first;
+    out = make(data, shape_.dtype, shape_.batch, shape_.tokens, shape_.kv_heads, shape_.head_dim);
+  }
   if (scales.bytes() == 0) return out;
   return out.with_scales(scales.as<float>() + set % sets_ * set_rows(shape_));
 }
@@ -180,7 +230,16 @@ AttentionInput BenchData::input(std::size_t set) const {
       QueryView::dense(q_.as<std::byte>(), shape_.q_dtype, shape_.batch, shape_.queries, shape_.heads, shape_.head_dim);
   in.k = view(k_, k_scales_, set);
   in.v = view(v_, v_scales_, set);
+  in.lengths = lengths_;
   return in;
+}
+
+std::vector<std::span<const std::byte>> BenchData::memory() const {
+  std::vector<std::span<const std::byte>> out;
+  for (const base::Buffer* buffer : {&k_, &v_, &k_scales_, &v_scales_, &q_}) {
+    if (buffer->bytes() > 0) out.emplace_back(buffer->as<std::byte>(), buffer->bytes());
+  }
+  return out;
 }
 
 std::span<float> BenchData::out() { return {out_.as<float>(), out_.bytes() / sizeof(float)}; }

@@ -51,10 +51,18 @@ class BenchData {
   AttentionInput input(std::size_t set) const;
   std::span<float> out();
 
+  // The memory that input() points into, page tables and lengths apart: K, V, their scales, q. For a copy elsewhere.
+  std::vector<std::span<const std::byte>> memory() const;
+
   // What a BenchData of this shape allocates.
   static std::size_t bytes(const Shape& shape, std::size_t sets);
 
  private:
+  // Paged: those of a sequence, the last one filled up; all of them lie in random order.
+  static std::int64_t pages_of(const Shape& shape, std::int64_t sequence);
+  static std::int64_t all_pages(const Shape& shape);
+  void make_table(std::uint64_t seed);
+  std::size_t offset_of(std::int64_t sequence, std::int64_t token, const TokenMaker& maker) const;
   // Bytes from one set to the next.
   static std::size_t set_bytes(const Shape& shape);
   static std::size_t set_rows(const Shape& shape);
@@ -65,8 +73,11 @@ class BenchData {
   Shape shape_;
   std::size_t sets_;
   base::Buffer q_, out_;
-  base::Buffer k_, v_;                // [sets, one layout of shape_]
-  base::Buffer k_scales_, v_scales_;  // [sets, rows], int8 only
+  base::Buffer k_, v_;                 // [sets, one layout of shape_]
+  base::Buffer k_scales_, v_scales_;   // [sets, rows], int8 only
+  std::int64_t columns_ = 0;           // of the table: pages of the longest sequence
+  std::vector<std::int32_t> table_;    // [batch, columns_], paged only
+  std::vector<std::int64_t> lengths_;  // [batch], paged only
 };
 
 // How many copies keep the caches cold: 1 when K and V are several times larger than the last cache.

@@ -16,9 +16,11 @@
 #include "base/check.h"
 #include "command.h"
 #include "decode_run.h"
+#include "device_option.h"
 #include "options.h"
 #include "table.h"
 #include "treeattn/attention.h"
+#include "treeattn/error.h"
 #include "treeattn/thread_pool.h"
 
 namespace treeattn::tools {
@@ -26,7 +28,7 @@ namespace {
 
 struct BenchDecodeOptions {
   ShapeOptions shape;
-  std::string ranks, strategy, threads, repeat, seed, deadline, placement, branches, chunk;
+  std::string device, link, ranks, strategy, threads, repeat, seed, deadline, placement, branches, chunk;
   bool quick = false;
   bool json = false;
   bool why = false;
@@ -38,6 +40,8 @@ struct Plan {
   std::vector<Strategy> strategies;
   ReductionOrder order;
   RankOptions ranks;
+  Device device;
+  DeviceLink link = DeviceLink::kHost;
   int rank_count = 0;  // 0: not given
   int threads = 0;     // 0: not given
   int repeat = 0;
@@ -68,8 +72,28 @@ std::vector<Strategy> parse_strategies(const std::string& text) {
   return out;
 }
 
+DeviceLink parse_link(const std::string& text, const Device& device) {
+  DeviceLink link = DeviceLink::kHost;
+  if (text == "peer") link = DeviceLink::kPeer;
+  if (text == "nccl") link = DeviceLink::kNccl;
+  base::require(link != DeviceLink::kHost || text.empty() || text == "host",
+                "--link is \"{}\"; accepted: host, peer, nccl", text);
+  base::require(link == DeviceLink::kHost || device.on_gpu(), "--link is \"{}\" with --device cpu; accepted: cuda",
+                text);
+  if (link == DeviceLink::kNccl && !nccl_available()) {
+    throw Unavailable("--link is \"nccl\": built without NCCL; accepted here: host, peer");
+  }
+  return link;
+}
+
+std::string_view link_name(DeviceLink link) {
+  return link == DeviceLink::kPeer ? "peer" : link == DeviceLink::kNccl ? "nccl" : "host";
+}
+
 Plan make_plan(const BenchDecodeOptions& options) {
   Plan plan;
+  plan.device = parse_device(options.device);
+  plan.link = parse_link(options.link, plan.device);
   ShapeOptions shape = options.shape;
   if (shape.tokens.empty()) shape.tokens = options.quick ? "16k" : "128k";
   plan.shapes = shape.shapes();
@@ -98,6 +122,8 @@ DecodeSetup setup_for(const Plan& plan, const Shape& shape, int ranks) {
     setup.order.branch_tokens = (shape.tokens + piece - 1) / piece * chunk;
   }
   setup.strategies = plan.strategies;
+  setup.device = plan.device;
+  setup.link = plan.link;
   setup.threads = plan.threads > 0 ? plan.threads : std::max(1, ThreadPool::available_cores() / ranks);
   setup.repeat = plan.repeat;
   setup.seed = plan.seed;
@@ -187,6 +213,8 @@ class Report {
     if (line.strategy == Strategy::kAuto) out["chosen"] = strategy_name(line.chosen);
     out["paper_bytes_sent"] = line.paper_bytes;
     out["remote_bytes_sent"] = line.remote_bytes;
+    out["device"] = result_.device;
+    if (setup_.device.on_gpu()) out["link"] = link_name(is_one_rank(line) ? DeviceLink::kHost : setup_.link);
     fmt::print("{}\n", out.dump());
   }
 
@@ -207,10 +235,16 @@ class Report {
             fmt::format("{:016x}", line.out_hash)};
   }
 
+  std::string device_text() const {
+    const std::size_t gpus = std::min(setup_.device.gpus.size(), static_cast<std::size_t>(result_.ranks));
+    return fmt::format("{}{}, states by {}", result_.device, gpus > 1 ? fmt::format(" and {} more", gpus - 1) : "",
+                       link_name(setup_.link));
+  }
+
   void print_table() const {
     fmt::print("{}\n{}, {} on {}, {} a rank, {}\n\n", shape_text(setup_.shape), result_.transport,
                counted(result_.ranks, "rank"), counted(result_.hosts, "host"), counted(setup_.threads, "thread"),
-               active_isa());
+               setup_.device.on_gpu() ? device_text() : std::string(active_isa()));
     Table table({{"strategy", Align::kLeft},
                  {"ms"},
                  {"reduce ms"},
@@ -310,6 +344,7 @@ int run_threads(const BenchDecodeOptions& options, const Plan& plan) {
       // Only now, when the ranks have given their memory back.
       DecodeSetup alone = setup;
       alone.strategies = {Strategy::kMerge};
+      alone.link = DeviceLink::kHost;  // there is nothing to exchange
       alone.threads = ThreadPool::available_cores();
       report.add_one_rank(run_decode(self_communicator(), alone));
     }
@@ -324,7 +359,9 @@ int run(const BenchDecodeOptions& options) {
   return launched_by_mpi() ? run_processes(options, plan) : run_threads(options, plan);
 }
 
-constexpr char kFooter[] = R"(Ranks are the processes of an MPI launcher (mpirun, srun), or else --ranks threads.
+constexpr char kFooter[] =
+    R"(Ranks are the processes of an MPI launcher (mpirun, srun), or else --ranks threads. With --device cuda they go
+round the GPUs of the machine; several may share one.
 
 Columns:
   ms         one decoding step: the slowest rank's time, median of the calls
@@ -341,7 +378,8 @@ Examples:
   treeattn bench decode --ranks 8 --strategy merge,ring --tokens 32k,128k
   treeattn bench decode --ranks 4 --heads 32 --kv-heads 8 --dtype int8 --why
   mpirun -n 4 treeattn bench decode --tokens 64k --json
-  mpirun --host a:2,b:2 treeattn bench decode --deadline 10)";
+  mpirun --host a:2,b:2 treeattn bench decode --deadline 10
+  treeattn bench decode --device cuda --ranks 8 --link peer --tokens 640k --strategy merge,two_phase)";
 
 }  // namespace
 
@@ -352,6 +390,9 @@ Command add_bench_decode(CLI::App& parent) {
   const auto text = [&](const char* name, std::string& value, const char* what, const char* type) {
     app->add_option(name, value, what)->type_name(type);
   };
+  add_device_option(*app, options->device);
+  text("--link", options->link,
+       "How states travel between GPUs: host, peer (each writes into all others) or nccl (default host)", "NAME");
   text("--ranks", options->ranks, "Threads that are ranks (default 4)", "N");
   text("--strategy", options->strategy,
        "paper two_phase merge butterfly gather two_level ring auto, or a list (default: all)", "LIST");

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
+#include "base/buffer.h"
 #include "base/half.h"
 #include "bench_data.h"
 #include "parallel/agree.h"
@@ -70,12 +72,74 @@ void merge_state(double* lower, const double* higher, std::size_t doubles) {
   for (std::size_t i = 1; i < doubles; ++i) lower[i] = a * lower[i] + b * higher[i];
 }
 
-// All keys of one KV head of one sequence that this rank carries.
+// Some chunks that this rank carries, where the host can read them: where they are, or copies from a GPU.
+class ReadableChunks {
+ public:
+  struct Chunk {
+    std::size_t batch = 0;  // which of the sequences
+    std::int64_t number = 0;
+    parallel::ChunkMemory memory;
+  };
+
+  ReadableChunks(const KvCache& cache, std::span<const SequenceId> sequences) : cache_(cache), sequences_(sequences) {
+    const std::int64_t tokens = cache.config().order.chunk_tokens;
+    for (std::size_t b = 0; b < sequences.size(); ++b) {
+      for (const TokenRange& range : cache.carried(sequences[b], 0, cache.length(sequences[b]))) {
+        for (std::int64_t first = range.first; first < range.first + range.count; first += tokens) {
+          all_.push_back({b, first / tokens, {}});
+        }
+      }
+    }
+  }
+
+  // The next ones, until there are none. Those of a GPU are copied some at a time.
+  std::span<const Chunk> next() {
+    parallel::KvMemory& memory = cache_.store().pool().backend();
+    const bool copy = memory.device() != nullptr;
+    const std::size_t first = done_;
+    copies_.clear();
+    for (std::size_t bytes = 0; done_ < all_.size() && (!copy || bytes < kCopiedAtOnce); ++done_) {
+      Chunk& chunk = all_[done_];
+      chunk.memory = cache_.store().chunk(0, sequences_[chunk.batch], chunk.number);
+      if (copy) bytes += copy_to_host(chunk.memory, memory);
+    }
+    if (copy) memory.finish();
+    return std::span(all_).subspan(first, done_ - first);
+  }
+
+ private:
+  static constexpr std::size_t kCopiedAtOnce = std::size_t{256} << 20;
+
+  std::size_t copy_to_host(parallel::ChunkMemory& chunk, parallel::KvMemory& memory) {
+    const parallel::TokenBytes bytes = parallel::token_bytes(cache_.config());
+    const auto tokens = static_cast<std::size_t>(chunk.tokens);
+    base::Buffer& here = copies_.emplace_back(tokens * bytes.all());
+    std::byte* at = here.as<std::byte>();
+    const auto move = [&](auto*& part, std::size_t part_bytes) {
+      if (part == nullptr) return;
+      memory.copy_out(at, reinterpret_cast<const std::byte*>(part), part_bytes);
+      part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(at);
+      at += part_bytes;
+    };
+    move(chunk.k, tokens * bytes.k);
+    move(chunk.v, tokens * bytes.v);
+    move(chunk.k_scales, tokens * bytes.k_scales);
+    move(chunk.v_scales, tokens * bytes.v_scales);
+    return here.bytes();
+  }
+
+  const KvCache& cache_;
+  std::span<const SequenceId> sequences_;
+  std::vector<Chunk> all_;
+  std::size_t done_ = 0;
+  std::vector<base::Buffer> copies_;
+};
+
+// One KV head of one sequence.
 class HeadReference {
  public:
   HeadReference(const KvCache& cache, const QueryView& q, std::int64_t batch, std::int64_t kv_head)
-      : cache_(cache),
-        config_(cache.config()),
+      : config_(cache.config()),
         kv_head_(static_cast<std::size_t>(kv_head)),
         key_(static_cast<std::size_t>(config_.k_dim)),
         value_(static_cast<std::size_t>(config_.v_dim)) {
@@ -94,19 +158,7 @@ class HeadReference {
   }
 
   // states [rows of all heads, v_dim + 2]. Returns the largest |v|.
-  double add(SequenceId sequence, double* states) {
-    double largest = 0;
-    const std::int64_t chunk = config_.order.chunk_tokens;
-    for (const TokenRange& range : cache_.carried(sequence, 0, cache_.length(sequence))) {
-      for (std::int64_t first = range.first; first < range.first + range.count; first += chunk) {
-        largest = std::max(largest, add_chunk(cache_.store().chunk(0, sequence, first / chunk), states));
-      }
-    }
-    return largest;
-  }
-
- private:
-  double add_chunk(const parallel::ChunkMemory& memory, double* states) {
+  double add(const parallel::ChunkMemory& memory, double* states) {
     double largest = 0;
     const std::size_t heads = static_cast<std::size_t>(config_.kv_heads);
     for (std::size_t t = 0; t < static_cast<std::size_t>(memory.tokens); ++t) {
@@ -125,7 +177,7 @@ class HeadReference {
     return largest;
   }
 
-  const KvCache& cache_;
+ private:
   const KvCacheConfig& config_;
   std::size_t kv_head_;
   std::vector<double> key_, value_;
@@ -164,11 +216,16 @@ DecodeReference reference_decode(const KvCache& cache, std::span<const SequenceI
   std::vector<double> states(rows * doubles, 0.0);
   for (std::size_t r = 0; r < rows; ++r) states[r * doubles] = -std::numeric_limits<double>::infinity();
   std::vector<double> largest(sequences.size() * kv_heads, 0.0);
-  pool.run(largest.size(), [&](std::size_t task, int) {
-    const std::size_t b = task / kv_heads;
-    HeadReference head(cache, q, static_cast<std::int64_t>(b), static_cast<std::int64_t>(task % kv_heads));
-    largest[task] = head.add(sequences[b], states.data());
-  });
+  ReadableChunks chunks(cache, sequences);
+  for (auto some = chunks.next(); !some.empty(); some = chunks.next()) {
+    pool.run(largest.size(), [&](std::size_t task, int) {
+      const std::size_t b = task / kv_heads;
+      HeadReference head(cache, q, static_cast<std::int64_t>(b), static_cast<std::int64_t>(task % kv_heads));
+      for (const ReadableChunks::Chunk& chunk : some) {
+        if (chunk.batch == b) largest[task] = std::max(largest[task], head.add(chunk.memory, states.data()));
+      }
+    });
+  }
 
   DecodeReference reference;
   reference.largest_value = *std::max_element(largest.begin(), largest.end());

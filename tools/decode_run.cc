@@ -62,7 +62,8 @@ struct Output {
 
 // A strategy on the way to its line. Samples are this rank's until they are gathered.
 struct Entry {
-  Entry(const std::shared_ptr<Communicator>& world, Strategy strategy) : attention(world, {strategy}) {
+  Entry(const std::shared_ptr<Communicator>& world, Strategy strategy, DeviceLink link)
+      : attention(world, {.strategy = strategy, .link = link}) {
     line.strategy = strategy;
   }
   bool is_ring() const { return line.strategy == Strategy::kRing; }
@@ -74,20 +75,36 @@ struct Entry {
   std::vector<double> seconds, attending, reducing;
 };
 
-// K and V of the ranks of this node, and what is free here. The ring holds another share.
+// Which of the ranks of its node a rank is.
+int rank_on_node(const Communicator& world) {
+  int place = 0;
+  for (int r = 0; r < world.rank(); ++r) place += world.node_of(r) == world.node_of(world.rank()) ? 1 : 0;
+  return place;
+}
+
+int gpu_of(const Communicator& world, const Device& device) { return device.gpu_of_rank(rank_on_node(world)); }
+
+// K and V of the ranks that share this memory, of a host or of a GPU, and what is free in it. The ring holds another
+// share.
 struct Room {
+  std::string where;
   std::size_t tree = 0;
   std::size_t ring = 0;
   std::size_t available = 0;  // 0: unknown
 };
 
-Room room_on_node(const Communicator& world, const Shape& shape) {
-  std::size_t ranks = 0;
-  for (int r = 0; r < world.size(); ++r) ranks += world.node_of(r) == world.node_of(world.rank()) ? 1 : 0;
+Room room_of(const Communicator& world, const Shape& shape, const Device& device) {
+  const int gpu = gpu_of(world, device);
+  std::size_t sharing = 0;
+  int place = 0;
+  for (int r = 0; r < world.size(); ++r) {
+    if (world.node_of(r) == world.node_of(world.rank())) sharing += device.gpu_of_rank(place++) == gpu ? 1 : 0;
+  }
   Room room;
-  room.tree = shape.kv_bytes() / static_cast<std::size_t>(world.size()) * ranks;
+  room.where = device.on_gpu() ? fmt::format("on GPU {}", gpu) : "a host";
+  room.tree = shape.kv_bytes() / static_cast<std::size_t>(world.size()) * sharing;
   room.ring = 2 * room.tree;
-  room.available = base::available_memory() / 10 * 9;
+  room.available = (device.on_gpu() ? free_gpu_memory(gpu) : base::available_memory()) / 10 * 9;
   return room;
 }
 
@@ -99,17 +116,17 @@ class RankBench {
         pool_(setup.threads),
         q_memory_(make_queries(setup.shape, setup.seed)),
         first_query_(static_cast<std::size_t>(setup.shape.batch), 0),
-        cache_(world, config(setup)),
+        cache_(world, config(setup), {}, gpu_of(*world, setup.device)),
         ids_(fill_cache(cache_, setup.shape, setup.shape.tokens, setup.seed, pool_)),
-        small_cache_(world, config(setup)),
+        small_cache_(world, config(setup), {}, gpu_of(*world, setup.device)),
         small_ids_(fill_cache(small_cache_, setup.shape, 1, setup.seed, pool_)) {
     const Shape& s = setup.shape;
     q_ = QueryView::dense(q_memory_.as<std::byte>(), s.q_dtype, s.batch, s.queries, s.heads, s.head_dim);
-    for (const Strategy strategy : strategies) entries_.push_back(std::make_unique<Entry>(world, strategy));
+    for (const Strategy strategy : strategies) entries_.push_back(std::make_unique<Entry>(world, strategy, setup.link));
   }
 
   void run(DecodeResult& result) {
-    Entry canonical(world_, Strategy::kMerge);
+    Entry canonical(world_, Strategy::kMerge, setup_.link);
     call(canonical, cache_, ids_);
     const DecodeReference reference = reference_decode(cache_, ids_, q_, pool_);
     first_calls();
@@ -330,7 +347,8 @@ DecodeResult run_decode(const std::shared_ptr<Communicator>& world, const Decode
   result.transport = world->transport();
   result.ranks = world->size();
   result.hosts = world->nodes();
-  const Room room = room_on_node(*world, setup.shape);
+  result.device = setup.device.name_of_rank(rank_on_node(*world));
+  const Room room = room_of(*world, setup.shape, setup.device);
   std::vector<Strategy> fitting;
   for (const Strategy strategy : setup.strategies) {
     const std::size_t needed = strategy == Strategy::kRing ? room.ring : room.tree;
@@ -338,8 +356,8 @@ DecodeResult run_decode(const std::shared_ptr<Communicator>& world, const Decode
     if (parallel::largest_of_ranks(*world, short_of ? 1 : 0) == 0) {
       fitting.push_back(strategy);
     } else {
-      result.skipped.push_back(fmt::format("{}: needs {} a host, {} of memory can be used", strategy_name(strategy),
-                                           format_bytes(needed), format_bytes(room.available)));
+      result.skipped.push_back(fmt::format("{}: needs {} {}, {} of memory can be used", strategy_name(strategy),
+                                           format_bytes(needed), room.where, format_bytes(room.available)));
     }
   }
   if (!fitting.empty()) RankBench(world, setup, fitting).run(result);

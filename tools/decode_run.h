@@ -9,9 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "device_option.h"
 #include "options.h"
 #include "treeattn/communicator.h"
 #include "treeattn/order.h"
+#include "treeattn/parallel_attention.h"
 #include "treeattn/strategy.h"
 
 namespace treeattn::tools {
@@ -20,8 +22,10 @@ struct DecodeSetup {
   Shape shape;
   ReductionOrder order;
   std::vector<Strategy> strategies;
-  int threads = 1;  // of a rank
-  int repeat = 0;   // 0: as many as fit into a second
+  Device device;
+  DeviceLink link = DeviceLink::kHost;  // other than that: with GPUs only
+  int threads = 1;                      // of a rank
+  int repeat = 0;                       // 0: as many as fit into a second
   std::uint64_t seed = 1;
   bool quick = false;
 };
@@ -45,6 +49,7 @@ struct DecodeLine {
 
 struct DecodeResult {
   std::string transport;
+  std::string device;  // of rank 0
   int ranks = 0;
   int hosts = 0;
   std::vector<DecodeLine> lines;

@@ -12,6 +12,7 @@
 #include "base/machine.h"
 #include "base/read_bandwidth.h"
 #include "command.h"
+#include "kernels/cuda/rank_device.h"
 #include "table.h"
 #include "treeattn/attention.h"
 #include "treeattn/communicator.h"
@@ -23,13 +24,32 @@ namespace {
 
 constexpr int kRepeats = 7;
 
+constexpr std::size_t kGpuProbeBytes = std::size_t{1} << 30;
+
 struct Backend {
   std::string name;
   std::string what;
   bool usable;
 };
 
-std::vector<Backend> backends() {
+struct Gpu {
+  CudaDevice device;
+  double read_gb_s = 0;  // 0: no memory left to measure with
+};
+
+std::vector<Gpu> gpus() {
+  std::vector<Gpu> out;
+  for (const CudaDevice& device : cuda_devices()) {
+    Gpu gpu{device, 0};
+    if (device.free_bytes > 2 * kGpuProbeBytes) {
+      gpu.read_gb_s = kernels::cuda::RankDevice(device.index).read_bandwidth(kGpuProbeBytes);
+    }
+    out.push_back(std::move(gpu));
+  }
+  return out;
+}
+
+std::vector<Backend> backends(const std::vector<Gpu>& gpus) {
   std::vector<Backend> out = {
       {"cpu", "SIMD kernels, one thread per core", true},
       {"reference", "double precision, plain loops; what verify checks against", true},
@@ -37,12 +57,12 @@ std::vector<Backend> backends() {
   };
   const std::string problem = cuda_problem();
   if (!problem.empty()) out.push_back({"cuda", problem, false});
-  for (const CudaDevice& device : cuda_devices()) {
-    out.push_back(
-        {"cuda",
-         fmt::format("GPU {}: {}, {} multiprocessors, {} of {} free", device.index, device.name, device.multiprocessors,
-                     format_bytes(device.free_bytes), format_bytes(device.memory_bytes)),
-         true});
+  for (const auto& [device, read_gb_s] : gpus) {
+    out.push_back({fmt::format("cuda:{}", device.index),
+                   fmt::format("{} ({}.{}), {} multiprocessors, {} of {} free, reads {:.0f} GB/s", device.name,
+                               device.compute_major, device.compute_minor, device.multiprocessors,
+                               format_bytes(device.free_bytes), format_bytes(device.memory_bytes), read_gb_s),
+                   true});
   }
   return out;
 }
@@ -55,6 +75,7 @@ struct Info {
   base::Bandwidth one_thread;
   base::Bandwidth all_threads;
   std::size_t probe_bytes = 0;
+  std::vector<Gpu> gpus;
 };
 
 Info gather() {
@@ -69,6 +90,7 @@ Info gather() {
   info.probe_bytes = probe.bytes();
   info.one_thread = probe.measure(one, kRepeats);
   info.all_threads = probe.measure(all, kRepeats);
+  info.gpus = gpus();
   return info;
 }
 
@@ -93,7 +115,7 @@ void print_text(const Info& info) {
   }
   if (!others.empty()) fmt::print(" (also available: {}; choose with TREEATTN_ISA)", others);
   fmt::print("\nbackends\n");
-  for (const Backend& backend : backends()) {
+  for (const Backend& backend : backends(info.gpus)) {
     fmt::print("  {:<12}{}{}\n", backend.name, backend.usable ? "" : "not usable here: ", backend.what);
   }
 }
@@ -117,11 +139,24 @@ void print_json(const Info& info) {
   out["read_gb_s_one_thread"] = info.one_thread.best;
   out["read_gb_s_all_threads"] = info.all_threads.best;
   out["backends"] = nlohmann::ordered_json::array();
-  for (const Backend& backend : backends()) {
+  for (const Backend& backend : backends(info.gpus)) {
     nlohmann::ordered_json entry;
     entry["name"] = backend.name;
     entry["usable"] = backend.usable;
+    if (!backend.usable) entry["why"] = backend.what;
     out["backends"].push_back(std::move(entry));
+  }
+  out["gpus"] = nlohmann::ordered_json::array();
+  for (const auto& [device, read_gb_s] : info.gpus) {
+    nlohmann::ordered_json entry;
+    entry["index"] = device.index;
+    entry["name"] = device.name;
+    entry["compute"] = fmt::format("{}.{}", device.compute_major, device.compute_minor);
+    entry["multiprocessors"] = device.multiprocessors;
+    entry["memory_bytes"] = device.memory_bytes;
+    entry["free_bytes"] = device.free_bytes;
+    entry["read_gb_s"] = read_gb_s;
+    out["gpus"].push_back(std::move(entry));
   }
   fmt::print("{}\n", out.dump());
 }

@@ -25,6 +25,7 @@ constexpr char kFooter[] = R"(Examples:
   treeattn verify                                 check every kernel against a double-precision reference
   treeattn bench attention --quick                a first look at the speed
   treeattn bench attention --heads 32 --kv-heads 8 --dtype bf16 --tokens 128k
+  treeattn bench attention --device cuda          the same on a GPU
   treeattn bench decode --ranks 4                 tree against ring over four ranks
   mpirun -n 4 treeattn bench decode               the same over MPI
   treeattn simulate --ranks 128                   the same on a cluster that is not there

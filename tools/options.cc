@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
+#include <cmath>
 #include <functional>
 
 #include "base/check.h"
@@ -45,9 +46,14 @@ void check(const Shape& shape) {
   base::require(shape.head_dim % 8 == 0, "--head-dim is {}; accepted: 16 to 256 in steps of 8", shape.head_dim);
   base::require(shape.heads % shape.kv_heads == 0, "--kv-heads is {}; accepted: numbers that divide --heads, {}",
                 shape.kv_heads, shape.heads);
-  base::require(!shape.causal || shape.queries <= shape.tokens,
-                "--queries is {}; accepted with --causal: 1 to --tokens, {} (the queries are the last tokens)",
-                shape.queries, shape.tokens);
+  const std::int64_t fewest = shape.shortest > 0 ? shape.shortest : shape.tokens;
+  base::require(!shape.causal || shape.queries <= fewest,
+                "--queries is {}; accepted with --causal: 1 to the tokens of a sequence, {} (the queries are the last)",
+                shape.queries, fewest);
+  base::require(shape.shortest == 0 || shape.page_tokens > 0,
+                "--lengths without --page; accepted: both, as sequences of mixed lengths lie in pages");
+  base::require(shape.page_tokens == 0 || shape.layout == Layout::kTokensFirst,
+                "--layout is heads_first with --page; accepted: tokens_first, which pages are in");
   // So that no later sum of bytes can wrap round.
   product({64, shape.batch, shape.tokens, shape.kv_heads, shape.head_dim});
   product({64, shape.batch, shape.queries, shape.heads, shape.head_dim});
@@ -97,8 +103,23 @@ DType default_q_dtype(DType kv_dtype) {
   return kv_dtype == DType::kInt8 || kv_dtype == DType::kFp8E4M3 ? DType::kFloat32 : kv_dtype;
 }
 
+std::int64_t Shape::length(std::int64_t sequence) const {
+  if (shortest == 0 || batch == 1) return tokens;
+  const std::int64_t place = sequence % 2 == 0 ? sequence / 2 : batch - 1 - sequence / 2;
+  const double first = static_cast<double>(shortest), last = static_cast<double>(tokens);
+  const double share = static_cast<double>(place) / static_cast<double>(batch - 1);
+  return std::llround(first * std::pow(last / first, share));
+}
+
+std::int64_t Shape::all_tokens() const {
+  if (shortest == 0) return batch * tokens;
+  std::int64_t sum = 0;
+  for (std::int64_t b = 0; b < batch; ++b) sum += length(b);
+  return sum;
+}
+
 std::size_t Shape::kv_bytes() const {
-  const std::size_t rows = product({2, batch, tokens, kv_heads});
+  const std::size_t rows = product({2, all_tokens(), kv_heads});
   const std::size_t row_bytes = static_cast<std::size_t>(head_dim) * dtype_size(dtype);
   return rows * (row_bytes + (dtype == DType::kInt8 ? sizeof(float) : 0));
 }
@@ -108,10 +129,10 @@ std::size_t Shape::q_bytes() const { return product({batch, queries, heads, head
 std::size_t Shape::out_bytes() const { return product({batch, queries, heads, head_dim}) * sizeof(float); }
 
 double Shape::visible_pairs() const {
-  const double all = static_cast<double>(queries) * static_cast<double>(tokens);
-  // Query i is token tokens - queries + i; the later ones are hidden from it.
+  const double all = static_cast<double>(queries) * static_cast<double>(all_tokens());
+  // Query i is token length - queries + i; the later ones are hidden from it.
   const double hidden = causal ? static_cast<double>(queries) * static_cast<double>(queries - 1) / 2 : 0;
-  return static_cast<double>(batch) * (all - hidden);
+  return all - static_cast<double>(batch) * hidden;
 }
 
 void ShapeOptions::add_to(CLI::App& app, const char* default_tokens) {
@@ -142,11 +163,19 @@ void ShapeOptions::add_layout_to(CLI::App& app) {
   app.add_option("--layout", layout, "Of K and V: tokens_first or heads_first (default tokens_first)")
       ->type_name("NAME")
       ->group(kGroup);
+  app.add_option("--page", page, "K and V in pages of so many tokens, in random order (default: in one piece)")
+      ->type_name("N")
+      ->group(kGroup);
+  app.add_option("--lengths", lengths,
+                 "Sequences of mixed lengths instead of --tokens, evenly spread over the logarithm; needs --page")
+      ->type_name("MIN:MAX")
+      ->group(kGroup);
   app.add_flag("--causal", causal, "Hide later keys; the queries are the last tokens")->group(kGroup);
 }
 
 bool ShapeOptions::any() const {
-  for (const std::string* text : {&heads, &kv_heads, &head_dim, &dtype, &tokens, &batch, &queries, &q_dtype, &layout}) {
+  for (const std::string* text :
+       {&heads, &kv_heads, &head_dim, &dtype, &tokens, &batch, &queries, &q_dtype, &layout, &lengths, &page}) {
     if (!text->empty()) return true;
   }
   return causal;
@@ -161,13 +190,23 @@ std::vector<Shape> ShapeOptions::shapes() const {
   shape.queries = parse_count("--queries", or_else(queries, "1"), 1, kMostTokens);
   shape.layout = parse_layout(layout);
   shape.causal = causal;
+  shape.page_tokens = page.empty() ? 0 : parse_count("--page", page, 1, kMostTokens);
+  std::string longest = or_else(tokens, "8192");
+  if (!lengths.empty()) {
+    base::require(tokens.empty(), "--lengths is \"{}\" with --tokens {}; accepted: one of them", lengths, tokens);
+    const std::size_t colon = lengths.find(':');
+    base::require(colon != std::string::npos, "--lengths is \"{}\"; accepted: MIN:MAX, as 1k:128k", lengths);
+    longest = lengths.substr(colon + 1);
+    shape.shortest = parse_count("--lengths", lengths.substr(0, colon), 1, kMostTokens);
+    parse_count("--lengths", longest, shape.shortest, kMostTokens);
+  }
   std::vector<Shape> out;
   for (const std::string& kv : split_list(kv_heads.empty() ? std::to_string(shape.heads) : kv_heads)) {
     shape.kv_heads = parse_count("--kv-heads", kv, 1, kMostHeads);
     for (const std::string& type : split_list(or_else(dtype, "bfloat16"))) {
       shape.dtype = parse_dtype_option("--dtype", type, true);
       shape.q_dtype = q_dtype.empty() ? default_q_dtype(shape.dtype) : parse_dtype_option("--q-dtype", q_dtype, false);
-      for (const std::string& count : split_list(or_else(tokens, "8192"))) {
+      for (const std::string& count : split_list(longest)) {
         shape.tokens = parse_count("--tokens", count, 1, kMostTokens);
         check(shape);
         out.push_back(shape);

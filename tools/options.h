@@ -30,7 +30,13 @@ struct Shape {
   DType q_dtype = DType::kBFloat16;
   bool causal = false;
   Layout layout = Layout::kTokensFirst;
+  std::int64_t shortest = 0;     // sequences of mixed lengths, from this to `tokens`; 0: all have `tokens`
+  std::int64_t page_tokens = 0;  // K and V in pages of so many tokens, shuffled; 0: each sequence in one piece
 
+  // Tokens of a sequence; mixed ones are spread evenly over the logarithm, long and short in turns.
+  std::int64_t length(std::int64_t sequence) const;
+  // Of the whole batch.
+  std::int64_t all_tokens() const;
   // Bytes of K and V together, row scales included.
   std::size_t kv_bytes() const;
   std::size_t q_bytes() const;
@@ -51,10 +57,12 @@ struct ShapeOptions {
   std::string queries;
   std::string q_dtype;
   std::string layout;
+  std::string lengths;
+  std::string page;
   bool causal = false;
 
   void add_to(CLI::App& app, const char* default_tokens = "8192");
-  // --layout and --causal, for a call on one machine.
+  // --layout, --lengths, --page and --causal, for a call on one machine.
   void add_layout_to(CLI::App& app);
   // Whether any was given.
   bool any() const;

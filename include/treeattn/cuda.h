@@ -27,7 +27,7 @@ struct CudaDevice {
 
 // The GPUs that this build can use; none when there are none. cuda_problem() then says why.
 std::vector<CudaDevice> cuda_devices();
-// Empty when there is a GPU to use; else e.g. "built without CUDA" or "no CUDA driver: ...".
+// Empty when there is a GPU to use; else why not, with the versions where the driver is too old.
 std::string cuda_problem();
 
 // One attention call, planned. q, k and v of `in` (their data and scales) point to device memory, which must stay where
@@ -48,6 +48,7 @@ class CudaPlan {
   // states [batch, queries, heads, v.head_dim + 2], device memory: stopped before the sinks and the division.
   void attention_states(float* states, void* stream);
 
+  // GPU memory of this plan: copies of the tables, the list of work, and states on their way.
   std::size_t workspace_bytes() const;
   // Which kernel serves the call: "generic", "mma".
   std::string kernel() const;

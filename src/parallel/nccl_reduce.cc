@@ -396,8 +396,7 @@ class NcclReducer final : public DeviceReducer {
       const float* result = run_strategy(run, strategy, schedule, own);
       check(cudaEventRecord(event.get(), stream), "event");
       nccl_.wait(event.get());
-      device.copy_out(root, result, shape.block_floats() * sizeof(float));
-      device.finish();
+      device.fetch(root, result, shape.block_floats() * sizeof(float));
     } catch (const Failure& failure) {
       nccl_.abort();   // ends what waits on the GPU, on the other ranks too
       comm.barrier();  // says who is lost, the same on all survivors

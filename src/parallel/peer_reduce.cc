@@ -67,8 +67,7 @@ class PeerReducer final : public DeviceReducer {
     } else {
       result = exchange_->exchange(own, seconds, device.stream());
     }
-    device.copy_out(root, result, shape.block_floats() * sizeof(float));
-    device.finish();
+    device.fetch(root, result, shape.block_floats() * sizeof(float));
     const std::vector<int> missing = exchange_->missing();
     if (missing.empty()) return;
     exchange_.reset();

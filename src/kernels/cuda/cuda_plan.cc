@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "kernels/cuda/device_buffer.h"
@@ -94,6 +97,33 @@ std::size_t workspace_floats(const Problem& problem, const Work& work) {
          static_cast<std::size_t>(row_state_floats(static_cast<int>(problem.v.head_dim)));
 }
 
+namespace {
+
+// Makes a kernel ready on the current GPU and returns how many of its blocks a multiprocessor holds. Once for each:
+// every one of these calls takes a lock of the driver, for which ranks that share a GPU would queue at every step.
+int blocks_of_multiprocessor(const Launch& launch) {
+  static std::mutex mutex;
+  static std::map<std::tuple<int, const void*, int, std::size_t>, int> known;
+  const void* kernel = reinterpret_cast<const void*>(launch.kernel);
+  int gpu = 0, most = 0, resident = 0;
+  check(cudaGetDevice(&gpu), "current GPU");
+  const std::scoped_lock lock(mutex);
+  const auto found = known.try_emplace({gpu, kernel, launch.threads, launch.shared_bytes}, 0).first;
+  if (found->second > 0) return found->second;
+  // As much as the GPU gives, and not what this call needs: another thread may be about to start the same kernel.
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "loading of the kernel");
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu), "shared memory of the GPU");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             most - static_cast<int>(attributes.sharedSizeBytes)),
+        "shared memory of the kernel");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, launch.threads, launch.shared_bytes),
+        "blocks of a multiprocessor");
+  return found->second = std::max(1, resident);
+}
+
+}  // namespace
+
 Launch prepare_launch(const Problem& problem, int multiprocessors, AttentionParams& params) {
   const int rows = static_cast<int>(std::min<std::int64_t>(problem.group() * problem.q.queries, 16));
   Launch launch = find_decode_mma(params, rows);
@@ -102,19 +132,7 @@ Launch prepare_launch(const Problem& problem, int multiprocessors, AttentionPara
     params.tensor_copies = make_tensor_map(problem.k, problem.first_key, launch.tile, params.k_map) &&
                            make_tensor_map(problem.v, problem.first_key, launch.tile, params.v_map);
   }
-  // As much as the GPU gives, and not what this call needs: another thread may be about to start the same kernel.
-  const void* kernel = reinterpret_cast<const void*>(launch.kernel);
-  cudaFuncAttributes attributes{};
-  int gpu = 0, most = 0, resident = 0;
-  check(cudaGetDevice(&gpu), "current GPU");
-  check(cudaFuncGetAttributes(&attributes, kernel), "loading of the kernel");
-  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu), "shared memory of the GPU");
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             most - static_cast<int>(attributes.sharedSizeBytes)),
-        "shared memory of the kernel");
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, launch.threads, launch.shared_bytes),
-        "blocks of a multiprocessor");
-  launch.slots = std::max(1, resident) * multiprocessors;
+  launch.slots = blocks_of_multiprocessor(launch) * multiprocessors;
   return launch;
 }
 
@@ -138,6 +156,15 @@ struct CudaPlan::Impl {
   kernels::cuda::AttentionParams params;
   DeviceBuffer k_table, v_table, lengths, first_query, slopes, sinks, item_list, groups, states, arrived;
 
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for (const DeviceBuffer* buffer :
+         {&k_table, &v_table, &lengths, &first_query, &slopes, &sinks, &item_list, &groups, &states, &arrived}) {
+      sum += buffer->bytes();
+    }
+    return sum;
+  }
+
   void run(void* stream) {
     const kernels::cuda::UseDevice use(device);
     kernels::cuda::start(launch, params, static_cast<std::size_t>(items), stream);
@@ -149,10 +176,11 @@ CudaPlan::CudaPlan(int device, const AttentionInput& in, const AttentionOptions&
   const std::string problem_of_device = cuda_problem();
   if (!problem_of_device.empty()) throw Unavailable(problem_of_device);
   const kernels::Problem problem = kernels::make_problem(in, options);
-  const std::vector<CudaDevice> devices = cuda_devices();
-  if (device < 0 || device >= static_cast<int>(devices.size())) {
-    throw Unavailable(fmt::format("GPU {}; accepted: 0 to {}", device, devices.size() - 1));
-  }
+  int devices = 0, multiprocessors = 0;
+  check(cudaGetDeviceCount(&devices), "number of GPUs");
+  if (device < 0 || device >= devices) throw Unavailable(fmt::format("GPU {}; accepted: 0 to {}", device, devices - 1));
+  // cudaGetDeviceProperties takes milliseconds; this does not.
+  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "attribute of the GPU");
   const kernels::cuda::UseDevice use(device);
   Impl& plan = *impl_;
   plan.device = device;
@@ -171,7 +199,7 @@ CudaPlan::CudaPlan(int device, const AttentionInput& in, const AttentionOptions&
   p.first_query = plan.first_query.as<std::int64_t>();
   p.alibi_slopes = plan.slopes.as<float>();
   p.sinks = plan.sinks.as<float>();
-  plan.launch = kernels::cuda::prepare_launch(problem, devices[static_cast<std::size_t>(device)].multiprocessors, p);
+  plan.launch = kernels::cuda::prepare_launch(problem, multiprocessors, p);
 
   const kernels::cuda::Work work = kernels::cuda::split_work(problem, plan.launch.limits, plan.launch.slots);
   plan.items = static_cast<int>(work.items.size());
@@ -205,14 +233,14 @@ void CudaPlan::attention_states(float* states, void* stream) {
   impl_->run(stream);
 }
 
-std::size_t CudaPlan::workspace_bytes() const { return impl_->states.bytes() + impl_->arrived.bytes(); }
+std::size_t CudaPlan::workspace_bytes() const { return impl_->bytes(); }
 
 std::string CudaPlan::kernel() const { return impl_->launch.name; }
 
 std::vector<CudaDevice> cuda_devices() {
   std::vector<CudaDevice> out;
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+  int count = 0, current = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || cudaGetDevice(&current) != cudaSuccess) {
     cudaGetLastError();
     return out;
   }
@@ -230,6 +258,7 @@ std::vector<CudaDevice> cuda_devices() {
     if (cudaSetDevice(i) == cudaSuccess) cudaMemGetInfo(&device.free_bytes, &total);
     out.push_back(device);
   }
+  cudaSetDevice(current);
   return out;
 }
 
@@ -238,6 +267,14 @@ std::string cuda_problem() {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return "";
   cudaGetLastError();
+  int driver = 0, needed = 0;  // 1000 times the major number and 10 times the minor; 0: there is no driver
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&needed);
+  if (driver == 0) return "no GPU: there is no CUDA driver on this machine";
+  if (error == cudaErrorInsufficientDriver) {
+    return fmt::format("the CUDA driver is too old: it serves CUDA {}.{}, and this build needs {}.{}", driver / 1000,
+                       driver % 1000 / 10, needed / 1000, needed % 1000 / 10);
+  }
   return fmt::format("no GPU: {}", error == cudaSuccess ? "the driver lists none" : cudaGetErrorString(error));
 }
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "kernels/cuda/node_plan.h"
 #include "kernels/cuda/rank_device.h"
@@ -50,6 +51,7 @@ struct RankDevice::Impl {
   cudaEvent_t event = nullptr;
   std::size_t memory = 0;
   std::unique_ptr<NodePlan> plan;
+  PinnedBuffer result;
 };
 
 RankDevice::RankDevice(int gpu) : impl_(std::make_unique<Impl>(gpu)) {}
@@ -77,6 +79,19 @@ void RankDevice::copy_in(void* to, const void* host, std::size_t bytes) {
 void RankDevice::copy_out(void* host, const void* from, std::size_t bytes) {
   const UseDevice use(impl_->gpu);
   if (bytes > 0) check(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, impl_->stream), "copy from the GPU");
+}
+
+void RankDevice::fetch(void* host, const void* from, std::size_t bytes) {
+  constexpr std::size_t kPinned = std::size_t{4} << 20;  // pinned memory is not to be wasted
+  const UseDevice use(impl_->gpu);
+  if (bytes > kPinned) {
+    copy_out(host, from, bytes);
+    return finish();
+  }
+  if (impl_->result.bytes() < bytes) impl_->result.resize(bytes);
+  copy_out(impl_->result.data(), from, bytes);
+  finish();
+  if (bytes > 0) std::memcpy(host, impl_->result.data(), bytes);
 }
 
 void RankDevice::copy(void* to, const void* from, std::size_t bytes) {
@@ -145,8 +160,7 @@ void RankDevice::attend(const Problem& problem, float* states) {
   const float* on_gpu = impl_->plan->run(problem);
   const auto floats =
       problem.nodes.size() * static_cast<std::size_t>(problem.rows()) * state_floats(problem.v.head_dim);
-  copy_out(states, on_gpu, floats * sizeof(float));
-  finish();
+  fetch(states, on_gpu, floats * sizeof(float));
 }
 
 std::string_view RankDevice::kernel() const { return impl_->plan->kernel(); }

@@ -17,6 +17,6 @@ std::size_t CudaPlan::workspace_bytes() const { return 0; }
 std::string CudaPlan::kernel() const { return ""; }
 
 std::vector<CudaDevice> cuda_devices() { return {}; }
-std::string cuda_problem() { return "built without CUDA"; }
+std::string cuda_problem() { return "built without CUDA (TREEATTN_CUDA=ON builds with it)"; }
 
 }  // namespace treeattn

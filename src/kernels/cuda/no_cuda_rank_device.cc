@@ -22,6 +22,7 @@ void* RankDevice::stream() const { return nullptr; }
 std::size_t RankDevice::memory_bytes() const { return 0; }
 void RankDevice::copy_in(void*, const void*, std::size_t) {}
 void RankDevice::copy_out(void*, const void*, std::size_t) {}
+void RankDevice::fetch(void*, const void*, std::size_t) {}
 void RankDevice::copy(void*, const void*, std::size_t) {}
 void RankDevice::fill_zero(void*, std::size_t) {}
 void RankDevice::finish() {}

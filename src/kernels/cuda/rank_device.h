@@ -65,6 +65,9 @@ class RankDevice {
   // The host's memory must stay as it is until finish().
   void copy_in(void* to, const void* host, std::size_t bytes);
   void copy_out(void* host, const void* from, std::size_t bytes);
+  // The same, and waits until it is there. Results go by way of pinned memory: a copy into other memory holds up the
+  // ranks that share the GPU.
+  void fetch(void* host, const void* from, std::size_t bytes);
   void copy(void* to, const void* from, std::size_t bytes);
   void fill_zero(void* to, std::size_t bytes);
   // Waits until all of it is done.

@@ -109,10 +109,17 @@ __global__ void convert_kernel(const __grid_constant__ RowConversion c) {
 __global__ void read_kernel(const uint4* data, std::size_t count, unsigned* sink) {
   unsigned sum = 0;
   const std::size_t step = std::size_t{gridDim.x} * blockDim.x;
-  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count; i += step) {
-    const uint4 value = __ldcs(data + i);
-    sum += value.x ^ value.y ^ value.z ^ value.w;
+  const auto add = [&](uint4 value) { sum += value.x ^ value.y ^ value.z ^ value.w; };
+  std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x;
+  for (; i + 3 * step < count; i += 4 * step) {  // four loads on their way
+    const uint4 a = __ldcs(data + i), b = __ldcs(data + i + step);
+    const uint4 c = __ldcs(data + i + 2 * step), d = __ldcs(data + i + 3 * step);
+    add(a);
+    add(b);
+    add(c);
+    add(d);
   }
+  for (; i < count; i += step) add(__ldcs(data + i));
   if (sum == 0x9e3779b9u) *sink = sum;  // hardly ever, but the compiler cannot know
 }
 

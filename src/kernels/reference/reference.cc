@@ -348,4 +348,18 @@ double error_in_bounds(double got, double want, double bound) {
   return std::fabs(got - want) / bound;
 }
 
+double worst_in_bounds(std::span<const float> out, std::span<const float> lse, const ReferenceResult& want) {
+  double worst = 0;
+  const auto look = [&](std::span<const float> got, const std::vector<double>& exact,
+                        const std::vector<double>& bounds) {
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const double error = error_in_bounds(static_cast<double>(got[i]), exact[i], bounds[i]);
+      if (!(error <= worst)) worst = std::isnan(error) ? kInfinity : error;
+    }
+  };
+  look(out, want.out, want.out_bound);
+  look(lse, want.lse, want.lse_bound);
+  return worst;
+}
+
 }  // namespace treeattn::kernels

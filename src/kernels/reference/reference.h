@@ -2,6 +2,7 @@
 // Attention in double precision by plain loops, and beside every output the error bound a float32 backend must meet.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "kernels/problem.h"
@@ -37,5 +38,7 @@ ReferenceResult reference_attention(const Problem& problem, const ErrorModel& mo
 // |got - want| as a multiple of the bound: at most 1 is right. 0 if both are NaN or the same infinity, or the bound is
 // infinite; infinity if only one of them is finite.
 double error_in_bounds(double got, double want, double bound);
+// The largest of all outputs and log-sum-exps.
+double worst_in_bounds(std::span<const float> out, std::span<const float> lse, const ReferenceResult& want);
 
 }  // namespace treeattn::kernels

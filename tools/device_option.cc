@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device_option.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <string_view>
+
+#include "base/check.h"
+#include "treeattn/cuda.h"
+#include "treeattn/error.h"
+
+namespace treeattn::tools {
+namespace {
+
+constexpr std::string_view kCuda = "cuda";
+
+// -1: all of them.
+int parse_index(const std::string& text) {
+  if (text == kCuda) return -1;
+  int index = -1;
+  const char* end = text.data() + text.size();
+  const bool prefixed = text.starts_with("cuda:") && text.size() > kCuda.size() + 1;
+  const bool number = prefixed && std::from_chars(text.data() + kCuda.size() + 1, end, index).ptr == end;
+  base::require(number && index >= 0, "--device is \"{}\"; accepted: cpu, cuda, cuda:N with the number N of a GPU",
+                text);
+  return index;
+}
+
+}  // namespace
+
+int Device::gpu_of_rank(int rank) const {
+  return on_gpu() ? gpus[static_cast<std::size_t>(rank) % gpus.size()] : KvCache::kHost;
+}
+
+std::string Device::name_of_rank(int rank) const {
+  if (!on_gpu()) return "cpu";
+  const int gpu = gpu_of_rank(rank);
+  return fmt::format("cuda:{} {}", gpu, cuda_devices().at(static_cast<std::size_t>(gpu)).name);
+}
+
+void add_device_option(CLI::App& app, std::string& text) {
+  app.add_option("--device", text, "What computes: cpu, cuda (a GPU) or cuda:N (that GPU) (default cpu)")
+      ->type_name("NAME");
+}
+
+Device parse_device(const std::string& text) {
+  Device device;
+  if (text.empty() || text == "cpu") return device;
+  const int index = parse_index(text);
+  const std::string problem = cuda_problem();
+  if (!problem.empty()) {
+    throw Unavailable(
+        fmt::format("--device is \"{}\": {}. The CPU works: --device cpu, or leave the option out", text, problem));
+  }
+  const std::vector<CudaDevice> found = cuda_devices();
+  const int count = static_cast<int>(found.size());
+  if (index >= count) {
+    throw Unavailable(
+        fmt::format("--device is \"{}\" and this machine has {} GPU{}; accepted here: cpu, cuda, cuda:0{}", text, count,
+                    count == 1 ? "" : "s", count > 1 ? fmt::format(" to cuda:{}", count - 1) : ""));
+  }
+  for (const CudaDevice& gpu : found) {
+    if (index < 0 || gpu.index == index) device.gpus.push_back(gpu.index);
+  }
+  return device;
+}
+
+std::size_t free_gpu_memory(int gpu) { return cuda_devices().at(static_cast<std::size_t>(gpu)).free_bytes; }
+
+}  // namespace treeattn::tools

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// --device: what computes. One place for its grammar and for what is said where it cannot be had.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "treeattn/kv_cache.h"
+
+namespace treeattn::tools {
+
+// What --device says, checked against this machine.
+struct Device {
+  std::vector<int> gpus;  // cuda: all there are; cuda:N: that one; cpu: none
+
+  bool on_gpu() const { return !gpus.empty(); }
+  // The GPU that rank r of this machine computes on, as KvCache takes it: ranks go round the GPUs.
+  int gpu_of_rank(int rank) const;
+  // "cpu", or "cuda:0 NVIDIA H200".
+  std::string name_of_rank(int rank) const;
+};
+
+// Adds --device to a command; `text` is what was given, empty unless it was.
+void add_device_option(CLI::App& app, std::string& text);
+
+// Throws InvalidArgument for anything but cpu, cuda and cuda:N; Unavailable, with the reason and what to do, where
+// there is no such GPU to use.
+Device parse_device(const std::string& text);
+
+// Bytes of GPU memory that can be allocated now.
+std::size_t free_gpu_memory(int gpu);
+
+}  // namespace treeattn::tools
