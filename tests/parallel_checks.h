@@ -305,23 +305,24 @@ inline PrefillShare prefill_on(const std::shared_ptr<Communicator>& world, const
   const std::int64_t first = prepared.data.length(0) - shape.queries;
   PrefillShare share;
   share.ranges = cache.carried(id, first, shape.queries);
-  std::vector<float> q;
+  std::vector<std::byte> q;
   std::int64_t tokens = 0;
+  const auto token_bytes = all.query_stride * static_cast<std::int64_t>(dtype_size(all.dtype));
   for (const TokenRange& range : share.ranges) {
-    const float* from = static_cast<const float*>(all.data) + (range.first - first) * all.query_stride;
-    q.insert(q.end(), from, from + range.count * all.query_stride);
+    const std::byte* from = static_cast<const std::byte*>(all.data) + (range.first - first) * token_bytes;
+    q.insert(q.end(), from, from + range.count * token_bytes);
     tokens += range.count;
   }
   share.output.out.resize(static_cast<std::size_t>(tokens * shape.heads * shape.v_dim));
   share.output.lse.resize(static_cast<std::size_t>(tokens * shape.heads));
   ParallelAttention attention(world);
   attention.prefill(cache, 0, id, first, shape.queries,
-                    QueryView::dense(q.data(), DType::kFloat32, 1, tokens, shape.heads, shape.head_dim),
+                    QueryView::dense(q.data(), all.dtype, 1, tokens, shape.heads, shape.head_dim),
                     prepared.data.options(), share.output.out, share.output.lse, pool, collect);
   return share;
 }
 
-// A prefill of the last shape.queries tokens, and its result on one rank, which must be right. Requires dense float32
+// A prefill of the last shape.queries tokens, and its result on one rank, which must be right. Requires dense
 // queries.
 struct PreparedPrefill {
   explicit PreparedPrefill(const kernels::Case& shape, int gpu = KvCache::kHost) : prepared(shape, 11, gpu) {
@@ -376,6 +377,19 @@ inline std::vector<kernels::Case> prefill_cases() {
   shape.window = 0;
   shape.alibi = true;
   shape.k_type = shape.v_type = DType::kInt8;
+  cases.push_back(shape);
+  shape = cases.front();
+  shape.name = "prefill, bfloat16 throughout";
+  shape.q_type = shape.k_type = shape.v_type = DType::kBFloat16;
+  shape.order = {256, 4};
+  shape.head_dim = shape.v_dim = 128;
+  cases.push_back(shape);
+  shape.name = "prefill, float16 throughout, window, sinks";
+  shape.q_type = shape.k_type = shape.v_type = DType::kFloat16;
+  shape.order = {64, 16};
+  shape.head_dim = shape.v_dim = 64;
+  shape.window = 150;
+  shape.sinks = true;
   cases.push_back(shape);
   return cases;
 }

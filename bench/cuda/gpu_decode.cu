@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "treeattn/cuda.h"
@@ -44,9 +46,52 @@ __global__ void fill_kernel(unsigned short* data, std::size_t count, unsigned se
   }
 }
 
+// Any int8; as fp8, numbers below 2.
+__global__ void fill_bytes_kernel(unsigned char* data, std::size_t count, unsigned seed) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
+       i += std::size_t{gridDim.x} * blockDim.x) {
+    unsigned x = static_cast<unsigned>(i) * 2654435761u + seed;
+    x ^= x >> 15;
+    x *= 2246822519u;
+    data[i] = static_cast<unsigned char>(x >> 13 & 0xbf);
+  }
+}
+
+__global__ void fill_scales_kernel(float* data, std::size_t count) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
+       i += std::size_t{gridDim.x} * blockDim.x) {
+    data[i] = 0.01f + 0.001f * static_cast<float>(i % 7);
+  }
+}
+
 struct Shape {
   std::int64_t heads, kv_heads, dim, batch, tokens;
+  DType type = DType::kBFloat16;
+  bool scales = false;
+
+  std::size_t rows() const { return static_cast<std::size_t>(batch * tokens * kv_heads); }
+  // Bytes of K, or of V, and of their scales.
+  std::size_t elements() const { return rows() * static_cast<std::size_t>(dim) * dtype_size(type); }
+  std::size_t with_scales() const { return elements() + (scales ? rows() * sizeof(float) : 0); }
+  const char* type_name() const {
+    return scales ? type == DType::kInt8 ? "int8" : "fp8+scale" : dtype_name(type).data();
+  }
 };
+
+// K or V at `data`, elements first.
+KvView view_of(const Shape& s, const std::byte* data) {
+  const KvView view = KvView::tokens_first(data, s.type, s.batch, s.tokens, s.kv_heads, s.dim);
+  return s.scales ? view.with_scales(reinterpret_cast<const float*>(data + s.elements())) : view;
+}
+
+void fill(const Shape& s, std::byte* data, unsigned seed) {
+  if (s.type == DType::kBFloat16) {
+    fill_kernel<<<4096, 256>>>(reinterpret_cast<unsigned short*>(data), s.elements() / 2, seed);
+  } else {
+    fill_bytes_kernel<<<4096, 256>>>(reinterpret_cast<unsigned char*>(data), s.elements(), seed);
+  }
+  if (s.scales) fill_scales_kernel<<<1024, 256>>>(reinterpret_cast<float*>(data + s.elements()), s.rows());
+}
 
 template <class Call>
 double median_ms(int repeats, const Call& call) {
@@ -70,56 +115,69 @@ double median_ms(int repeats, const Call& call) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int only = argc > 1 ? std::atoi(argv[1]) : -1;  // one line of the table
+  // Lines of the table: all, or from one to another.
+  const int from = argc > 1 ? std::atoi(argv[1]) : 0;
+  const int to = argc > 2 ? std::atoi(argv[2]) : argc > 1 ? from : std::numeric_limits<int>::max();
   if (!cuda_problem().empty()) {
     std::printf("SKIPPED: %s\n", cuda_problem().c_str());
     return 77;
   }
   const int blocks = 8 * cuda_devices()[0].multiprocessors;
-  const Shape shapes[] = {{16, 16, 128, 1, 2048},   {16, 16, 128, 1, 16384},  {16, 16, 128, 1, 65536},
-                          {16, 16, 128, 1, 131072}, {16, 16, 128, 1, 655360}, {32, 8, 128, 1, 4096},
-                          {32, 8, 128, 1, 16384},   {32, 8, 128, 1, 32768},   {32, 8, 128, 1, 65536},
-                          {32, 8, 128, 1, 131072},  {32, 8, 128, 1, 655360},  {64, 8, 128, 1, 131072},
-                          {32, 8, 64, 1, 131072},   {32, 8, 128, 32, 8192},   {32, 8, 128, 16, 32768}};
-  std::printf("%-14s %5s %8s %9s %9s %9s %7s %s\n", "heads x dim", "batch", "tokens", "MiB", "read ms", "ours ms",
-              "ratio", "kernel");
+  std::vector<Shape> shapes = {{16, 16, 128, 1, 2048},   {16, 16, 128, 1, 16384},  {16, 16, 128, 1, 65536},
+                               {16, 16, 128, 1, 131072}, {16, 16, 128, 1, 655360}, {32, 8, 128, 1, 4096},
+                               {32, 8, 128, 1, 16384},   {32, 8, 128, 1, 32768},   {32, 8, 128, 1, 65536},
+                               {32, 8, 128, 1, 131072},  {32, 8, 128, 1, 655360},  {64, 8, 128, 1, 131072},
+                               {32, 8, 64, 1, 131072},   {32, 8, 128, 32, 8192},   {32, 8, 128, 16, 32768}};
+  for (const auto& [type, scales] :
+       {std::pair{DType::kInt8, true}, std::pair{DType::kFp8E4M3, false}, std::pair{DType::kFp8E4M3, true}}) {
+    for (const Shape& s : {Shape{16, 16, 128, 1, 131072}, Shape{16, 16, 128, 1, 262144}, Shape{32, 8, 128, 1, 262144},
+                           Shape{32, 8, 128, 1, 1048576}, Shape{64, 8, 128, 1, 262144}, Shape{64, 8, 128, 1, 1048576},
+                           Shape{32, 8, 64, 1, 524288}, Shape{32, 8, 64, 1, 1048576}}) {
+      shapes.push_back(s);
+      shapes.back().type = type;
+      shapes.back().scales = scales;
+    }
+  }
+  std::printf("%-9s %-14s %5s %8s %9s %9s %9s %7s %s\n", "K and V", "heads x dim", "batch", "tokens", "MiB", "read ms",
+              "ours ms", "ratio", "kernel");
   for (const Shape& s : shapes) {
-    if (only >= 0 && &s != shapes + only) continue;
-    const std::size_t elements = static_cast<std::size_t>(s.batch * s.tokens * s.kv_heads * s.dim);
-    const std::size_t bytes = 4 * elements;  // K and V
+    if (&s - shapes.data() < from || &s - shapes.data() > to) continue;
+    const std::size_t bytes = 2 * s.with_scales();
     const int sets = static_cast<int>(std::max<std::size_t>(1, (std::size_t{1} << 30) / bytes + 1));
-    unsigned short* kv = nullptr;
+    std::byte* kv = nullptr;
     unsigned short* q = nullptr;
     float* out = nullptr;
     unsigned* sink = nullptr;
-    check(cudaMalloc(&kv, sets * bytes), "K and V");
+    check(cudaMalloc(&kv, static_cast<std::size_t>(sets) * bytes), "K and V");
     check(cudaMalloc(&q, static_cast<std::size_t>(s.batch * s.heads * s.dim) * 2), "q");
     check(cudaMalloc(&out, static_cast<std::size_t>(s.batch * s.heads * (s.dim + 1)) * 4), "out");
     check(cudaMalloc(&sink, 4), "sink");
-    fill_kernel<<<4096, 256>>>(kv, static_cast<std::size_t>(sets) * 2 * elements, 1);
     fill_kernel<<<64, 256>>>(q, static_cast<std::size_t>(s.batch * s.heads * s.dim), 2);
     std::vector<CudaPlan> plans;
     for (int set = 0; set < sets; ++set) {
+      std::byte* k = kv + static_cast<std::size_t>(set) * bytes;
+      std::byte* v = k + s.with_scales();
+      fill(s, k, 1);
+      fill(s, v, 3);
       AttentionInput in;
-      const unsigned short* k = kv + static_cast<std::size_t>(set) * 2 * elements;
       in.q = QueryView::dense(q, DType::kBFloat16, s.batch, 1, s.heads, s.dim);
-      in.k = KvView::tokens_first(k, DType::kBFloat16, s.batch, s.tokens, s.kv_heads, s.dim);
-      in.v = KvView::tokens_first(k + elements, DType::kBFloat16, s.batch, s.tokens, s.kv_heads, s.dim);
+      in.k = view_of(s, k);
+      in.v = view_of(s, v);
       plans.emplace_back(0, in, AttentionOptions{});
     }
     check(cudaDeviceSynchronize(), "set up");
     const double read = median_ms(31, [&](int i) {
-      const auto* from = reinterpret_cast<const uint4*>(kv + static_cast<std::size_t>(i % sets) * 2 * elements);
-      read_kernel<<<blocks, 256>>>(from, bytes / 16, sink);
+      const auto* first = reinterpret_cast<const uint4*>(kv + static_cast<std::size_t>(i % sets) * bytes);
+      read_kernel<<<blocks, 256>>>(first, bytes / 16, sink);
     });
     float* lse = out + s.batch * s.heads * s.dim;
     const double ours =
         median_ms(31, [&](int i) { plans[static_cast<std::size_t>(i % sets)].attention(out, lse, nullptr); });
     check(cudaDeviceSynchronize(), "run");
-    std::printf("%2lld/%lld x %-8lld %5lld %8lld %9.0f %9.4f %9.4f %6.1f%% %s\n", static_cast<long long>(s.heads),
-                static_cast<long long>(s.kv_heads), static_cast<long long>(s.dim), static_cast<long long>(s.batch),
-                static_cast<long long>(s.tokens), static_cast<double>(bytes) / (1 << 20), read, ours, 100 * read / ours,
-                plans[0].kernel().c_str());
+    std::printf("%-9s %2lld/%lld x %-8lld %5lld %8lld %9.0f %9.4f %9.4f %6.1f%% %s\n", s.type_name(),
+                static_cast<long long>(s.heads), static_cast<long long>(s.kv_heads), static_cast<long long>(s.dim),
+                static_cast<long long>(s.batch), static_cast<long long>(s.tokens),
+                static_cast<double>(bytes) / (1 << 20), read, ours, 100 * read / ours, plans[0].kernel().c_str());
     plans.clear();
     cudaFree(kv);
     cudaFree(q);

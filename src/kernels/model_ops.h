@@ -10,10 +10,15 @@
 //   int8              each group of kWeightGroup elements is quantised to int8, to nearest, with the scale
 //                     max|x| / 127; the products of a group are added exactly, in integers, the groups in float32.
 //                     A NaN or infinity makes its group NaN
+//
+// On a GPU elements are rounded to bfloat16 for bfloat16 weights, and the other types are as on the CPU. There the bits
+// of bfloat16 rows depend on the pass as well: decode streams the weights past a few rows, prefill multiplies matrices,
+// and the two add up in another order.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -37,11 +42,45 @@ struct WeightMatrix {
 // Columns of int8 weights that share a scale.
 inline constexpr std::int64_t kWeightGroup = 32;
 
+// Rows of one pass are computed in one way, whatever comes with them: a token that was decoded has to be computed again
+// as in decode.
+enum class Pass : std::uint8_t { kDecode, kPrefill };
+
+// What goes through the layers next. All in host memory.
+struct PassRows {
+  Pass pass = Pass::kDecode;
+  std::span<const std::int32_t> tokens;
+  std::span<const std::int64_t> positions;
+  std::span<const double> frequencies;  // as rope wants them
+};
+
+// One of several linear maps of the same rows.
+struct Projection {
+  const WeightMatrix& w;
+  float* y = nullptr;  // [rows, w.rows]
+};
+
+struct FeedForward {
+  const float* norm = nullptr;
+  float eps = 0;
+  const WeightMatrix& gate;
+  const WeightMatrix& up;
+  const WeightMatrix& down;
+  // Memory to work in, for the rows of the call.
+  float* normed = nullptr;     // [rows, hidden]
+  float* gate_up = nullptr;    // [rows, 2 * gate.rows]
+  float* activated = nullptr;  // [rows, gate.rows]
+};
+
 // One call at a time: it keeps memory of its own between calls.
 class ModelOps {
  public:
   virtual ~ModelOps() = default;
   virtual std::string_view name() const = 0;  // "cpu (NEON_BF16)", "cuda:0"
+  // Where its memory lies: the index of a GPU, or -1 for the host. And the cudaStream_t that its work is put on, in
+  // order: only to_host waits for it.
+  virtual int gpu() const { return -1; }
+  virtual void* stream() const { return nullptr; }
 
   virtual void* allocate(std::size_t bytes) = 0;  // throws std::bad_alloc or Unavailable, naming the bytes
   virtual void release(void* memory) noexcept = 0;
@@ -61,10 +100,35 @@ class ModelOps {
                     std::span<const std::int64_t> positions, std::span<const double> frequencies) = 0;
   // y [rows, dim] = gate / (1 + exp(-gate)) * up, gate_up [rows, 2 * dim]: the gates of a row, then its ups.
   virtual void swiglu(const float* gate_up, std::int64_t rows, std::int64_t dim, float* y) = 0;
+
+  // Several of the above in one call, for backends that have less to do then. Here they are what they are made of.
+
+  // A pass begins: embed and rope are then called with these rows. Without it, kDecode.
+  virtual void begin(const PassRows& /*rows*/) {}
+  // On a GPU the cosines and sines of the pass that was begun, [rows, 2, frequencies], in its memory.
+  virtual const float* angles() const { return nullptr; }
+  // y = rms_norm(x) w^T for each of them. normed [rows, dim]: memory to work in.
+  virtual void norm_linear(const float* x, const float* norm, float eps, std::int64_t rows, float* normed,
+                           std::span<const Projection> projections);
+  // x += swiglu(n gate^T, n up^T) down^T, where n = rms_norm(x).
+  virtual void feed_forward(const FeedForward& f, std::int64_t rows, float* x);
+  // Calls work, which makes calls of this object alone and begins with begin(rows); or repeats what it did when it was
+  // last called with this key. The key stands for everything but the rows' tokens and positions and what memory holds.
+  virtual void recorded(std::span<const std::int64_t> /*key*/, const PassRows& /*rows*/,
+                        const std::function<void()>& work) {
+    work();
+  }
 };
+
+// Throws InvalidArgument unless it is a matrix to work on: a known type, scales and whole groups with int8.
+void check_weights(const WeightMatrix& w, const char* what);
 
 // The pool must outlive it.
 std::unique_ptr<ModelOps> cpu_model_ops(ThreadPool& pool);
+// Throws Unavailable where there is no such GPU.
+std::unique_ptr<ModelOps> cuda_model_ops(int gpu);
+// gpu: its index, or -1 for the CPU.
+std::unique_ptr<ModelOps> make_model_ops(int gpu, ThreadPool& pool);
 
 // int8 weights with scale max|w| / 127 for each group; values [rows * cols], scales [rows, cols / kWeightGroup]. w in
 // float32, float16 or bfloat16, cols a multiple of kWeightGroup.

@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "device_case.h"
@@ -16,11 +20,23 @@
 namespace treeattn::kernels {
 namespace {
 
-// The largest error in units of its bound.
-double check_case(const CaseData& data) {
+// The largest error in units of its bound. kernel, if not null, becomes the one that served the call.
+double check_case(const CaseData& data, std::string* kernel = nullptr) {
   const cuda::DeviceOutput got = DeviceCase(data).run();
+  if (kernel != nullptr) *kernel = got.kernel;
   const Problem problem = make_problem(data.input(), data.options());
   return worst_in_bounds(got.out, got.lse, reference_attention(problem, cuda::error_model(got.kernel, problem)));
+}
+
+bool is_byte(DType dtype) { return dtype == DType::kInt8 || dtype == DType::kFp8E4M3; }
+
+// Whether a case is one of those that the tensor-core kernel for 8-bit K and V is there for. Padding may leave rows
+// unaligned.
+bool for_mma8(const Case& shape) {
+  const std::int64_t dim = shape.head_dim;
+  const bool dim_served = dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256;
+  return is_byte(shape.k_type) && shape.v_type == shape.k_type && shape.v_dim == dim && dim_served &&
+         shape.row_padding == 0;
 }
 
 class CudaTest : public testing::Test {
@@ -36,13 +52,21 @@ TEST_F(CudaTest, CaseList) {
   const std::size_t step = given ? std::max(1ull, std::strtoull(given, nullptr, 10)) : 1;
   if (step > 1) std::printf("TREEATTN_TEST_THINNING=%zu: not the whole list\n", step);
   const std::vector<Case> cases = case_list();
-  double worst = 0;
+  double worst = 0, worst_bytes = 0;
+  int bytes = 0;
   for (std::size_t i = 0; i < cases.size(); i += step) {
-    const double error = check_case(CaseData(cases[i], i + 1));
-    EXPECT_LE(error, 1) << cases[i].name;
+    const Case& shape = cases[i];
+    std::string kernel;
+    const double error = check_case(CaseData(shape, i + 1), &kernel);
+    EXPECT_LE(error, 1) << shape.name << " by " << kernel;
+    EXPECT_EQ(kernel == "mma8", for_mma8(shape)) << shape.name << " by " << kernel;
     worst = std::max(worst, error);
+    if (kernel != "mma8") continue;
+    worst_bytes = std::max(worst_bytes, error);
+    ++bytes;
   }
-  std::printf("largest error %.3f of its bound\n", worst);
+  EXPECT_GE(bytes, static_cast<int>(40 / step));
+  std::printf("largest error %.3f of its bound; %.3f in the %d cases of mma8\n", worst, worst_bytes, bytes);
 }
 
 TEST_F(CudaTest, RandomCases) {
@@ -57,6 +81,107 @@ TEST_F(CudaTest, RandomCases) {
     worst = std::max(worst, error);
   }
   std::printf("largest error %.3f of its bound\n", worst);
+}
+
+// Every shape that the kernel for 8-bit K and V has code for: head dims, rows of an item, types of q, masks.
+TEST_F(CudaTest, ByteShapes) {
+  double worst = 0;
+  std::uint64_t seed = 1;
+  for (const std::int64_t dim : {64, 80, 96, 128, 256}) {
+    for (const std::int64_t group : {1, 3, 4, 8, 11, 16}) {
+      for (const DType type : {DType::kInt8, DType::kFp8E4M3}) {
+        for (const DType q : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+          Case shape;
+          shape.k_type = shape.v_type = type;
+          shape.q_type = q;
+          shape.head_dim = shape.v_dim = dim;
+          shape.kv_heads = 2;
+          shape.heads = 2 * group;
+          shape.tokens = 700;
+          shape.order = {128, 4};
+          shape.fp8_scales = ++seed % 2 == 0;
+          shape.k_layout = shape.v_layout = seed % 3 == 0   ? Layout::kTokensFirst
+                                            : seed % 3 == 1 ? Layout::kHeadsFirst
+                                                            : Layout::kPaged;
+          shape.page_tokens = 64;
+          shape.causal = seed % 5 == 0;
+          shape.queries = group < 4 && seed % 2 == 0 ? 2 : 1;
+          std::string kernel;
+          const double error = check_case(CaseData(shape, seed), &kernel);
+          EXPECT_LE(error, 1) << "dim " << dim << ", group " << group << ", seed " << seed;
+          EXPECT_EQ(kernel, "mma8");
+          worst = std::max(worst, error);
+        }
+      }
+    }
+  }
+  std::printf("largest error %.3f of its bound\n", worst);
+}
+
+// Scales and queries of very different size, in one call and in one leaf.
+TEST_F(CudaTest, ByteScales) {
+  double worst = 0;
+  for (const DType type : {DType::kInt8, DType::kFp8E4M3}) {
+    for (const int spread : {0, 3, 30, 90}) {
+      for (const int shift : {0, 60, -60}) {
+        Case shape;
+        shape.k_type = shape.v_type = type;
+        shape.fp8_scales = true;
+        shape.tokens = 900;
+        shape.head_dim = shape.v_dim = 128;
+        shape.order = {256, 2};
+        CaseData data(shape, 7);
+        std::mt19937_64 engine(static_cast<std::uint64_t>(spread));
+        for (std::int64_t t = 0; t < shape.tokens; ++t) {
+          for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+            const int exponent =
+                spread == 0 ? 0 : static_cast<int>(engine() % (2 * static_cast<unsigned>(spread))) - spread;
+            data.set_v_scale(0, t, h, std::ldexp(t % 2 == 0 ? 0.7f : -1.3f, exponent / (shift == 0 ? 1 : 3) + shift));
+            data.set_k_scale(0, t, h, std::ldexp(0.03f, -shift + exponent % 3));
+          }
+        }
+        for (std::int64_t h = 0; h < shape.heads; ++h) {
+          for (std::int64_t d = 0; d < shape.head_dim; ++d) {
+            data.set_q(0, 0, h, d, std::ldexp(static_cast<float>(engine() % 1000) * 1e-3f - 0.5f, shift));
+          }
+        }
+        std::string kernel;
+        const double error = check_case(data, &kernel);
+        EXPECT_LE(error, 1) << "spread " << spread << ", shift " << shift;
+        EXPECT_EQ(kernel, "mma8");
+        worst = std::max(worst, error);
+      }
+    }
+  }
+  std::printf("largest error %.3f of its bound\n", worst);
+}
+
+// What is not a number shows where it should and nowhere else.
+TEST_F(CudaTest, BytesThatAreNotFinite) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+  for (const DType type : {DType::kInt8, DType::kFp8E4M3}) {
+    for (int what = 0; what < 7; ++what) {
+      if (what < 2 && type == DType::kInt8) continue;  // int8 has no NaN
+      Case shape;
+      shape.k_type = shape.v_type = type;
+      shape.q_type = what % 2 == 0 ? DType::kFloat32 : DType::kBFloat16;
+      shape.fp8_scales = true;
+      shape.tokens = 300;
+      shape.queries = 4;
+      shape.causal = true;
+      CaseData data(shape, 9);
+      if (what == 0) data.set_v(0, 298, 1, 7, kNan);  // hidden from two queries
+      if (what == 1) data.set_k(0, 298, 0, 7, kNan);
+      if (what == 2) data.set_v_scale(0, 298, 0, kNan);
+      if (what == 3) data.set_k_scale(0, 298, 1, kNan);
+      if (what == 4) data.set_v_scale(0, 298, 0, kInf);
+      if (what == 5) data.set_q(0, 1, 2, 3, -kInf);
+      if (what == 6) data.set_q(0, 1, 2, 3, kNan);
+      std::string kernel;
+      EXPECT_LE(check_case(data, &kernel), 1) << dtype_name(type) << " " << what;
+      EXPECT_EQ(kernel, "mma8");
+    }
+  }
 }
 
 }  // namespace

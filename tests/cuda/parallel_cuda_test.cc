@@ -125,15 +125,17 @@ TEST_P(MixedRanks, CpuAndGpuCarryOneSequence) {
   for (auto& prepared : cases) {
     const kernels::Problem problem = kernels::make_problem(prepared->data.input(), prepared->data.options());
     kernels::ErrorModel model = kernels::error_model(kernels::active_target(), problem);
-    const kernels::ErrorModel other = kernels::cuda::error_model("mma", problem);
-    model.unit_roundoff = std::max(model.unit_roundoff, other.unit_roundoff);
-    model.weight_error = std::max(model.weight_error, other.weight_error);
-    model.query_error = std::max(model.query_error, other.query_error);
-    model.weight_floor = std::max(model.weight_floor, other.weight_floor);
-    model.serial_terms = std::max(model.serial_terms, other.serial_terms);
-    model.carried = model.carried || other.carried;
-    model.tile_tokens = std::min(model.tile_tokens, other.tile_tokens);
-    model.exp2_error = std::max(model.exp2_error, other.exp2_error);
+    for (const char* kernel : {"mma", "mma8"}) {
+      const kernels::ErrorModel other = kernels::cuda::error_model(kernel, problem);
+      model.unit_roundoff = std::max(model.unit_roundoff, other.unit_roundoff);
+      model.weight_error = std::max(model.weight_error, other.weight_error);
+      model.query_error = std::max(model.query_error, other.query_error);
+      model.weight_floor = std::max(model.weight_floor, other.weight_floor);
+      model.serial_terms = std::max(model.serial_terms, other.serial_terms);
+      model.carried = model.carried || other.carried;
+      model.tile_tokens = std::min(model.tile_tokens, other.tile_tokens);
+      model.exp2_error = std::max(model.exp2_error, other.exp2_error);
+    }
     prepared->bound_by(model);
   }
   expect_on_ranks(ranks, [&](const std::shared_ptr<Communicator>& world) {

@@ -25,18 +25,6 @@ std::int64_t rows_of_task(const WeightMatrix& w, std::int64_t rows, int threads)
 
 }  // namespace
 
-void check_weights(const WeightMatrix& w, const char* what) {
-  base::require(w.rows >= 1 && w.cols >= 1, "{}: weights [{}, {}]; accepted: 1 or more of each", what, w.rows, w.cols);
-  base::require(w.data != nullptr, "{}: weights are null", what);
-  base::require(w.dtype != DType::kFp8E4M3, "{}: weights of {}; accepted: float32, float16, bfloat16, int8", what,
-                dtype_name(w.dtype));
-  if (w.dtype != DType::kInt8) return;
-  base::require(w.group == kWeightGroup && w.cols % kWeightGroup == 0,
-                "{}: int8 weights of {} columns in groups of {}; accepted: whole groups of {}", what, w.cols, w.group,
-                kWeightGroup);
-  base::require(w.scales != nullptr, "{}: int8 weights without scales", what);
-}
-
 LinearMap::LinearMap(const ModelKernels& kernels, ThreadPool& pool)
     : kernels_(kernels), pool_(pool), scratch_(kLinearScratchBytes * static_cast<std::size_t>(pool.size())) {}
 

@@ -12,9 +12,6 @@
 
 namespace treeattn::kernels {
 
-// Throws InvalidArgument unless it is a matrix the CPU can work on: a known type, scales and whole groups with int8.
-void check_weights(const WeightMatrix& w, const char* what);
-
 // Keeps its memory from call to call: packed rows of x (up to 512 of them) and a block of weights for each thread.
 class LinearMap {
  public:

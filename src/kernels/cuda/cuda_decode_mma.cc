@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which calls the tensor-core kernels serve.
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cuda/launch.h"
@@ -8,21 +9,35 @@ namespace treeattn::kernels::cuda {
 namespace {
 
 // Rows are copied in units of 16 bytes.
-bool rows_aligned(const DeviceKv& kv) {
-  const bool strides =
-      kv.batch_stride % 8 == 0 && kv.token_stride % 8 == 0 && kv.head_stride % 8 == 0 && kv.page_stride % 8 == 0;
+bool rows_aligned(const DeviceKv& kv, std::int64_t element_bytes) {
+  const std::int64_t unit = 16 / element_bytes;
+  const bool strides = kv.batch_stride % unit == 0 && kv.token_stride % unit == 0 && kv.head_stride % unit == 0 &&
+                       kv.page_stride % unit == 0;
   return strides && reinterpret_cast<std::uintptr_t>(kv.data) % 16 == 0;
+}
+
+// Rows of q are loaded `elements` at a time.
+bool queries_aligned(const AttentionParams& p, std::int64_t elements, std::int64_t element_bytes) {
+  return reinterpret_cast<std::uintptr_t>(p.q) % static_cast<std::uintptr_t>(elements * element_bytes) == 0 &&
+         p.q_batch_stride % elements == 0 && p.q_query_stride % elements == 0 && p.q_head_stride % elements == 0;
 }
 
 }  // namespace
 
 Launch find_decode_mma(const AttentionParams& p, int rows) {
-  const bool same_type = p.k.dtype == p.q_dtype && p.v.dtype == p.q_dtype && p.k.dim == p.v.dim;
-  const bool q_aligned = reinterpret_cast<std::uintptr_t>(p.q) % 4 == 0 && p.q_batch_stride % 2 == 0 &&
-                         p.q_query_stride % 2 == 0 && p.q_head_stride % 2 == 0;
   // Positions are 32-bit numbers in these kernels.
   if (p.first_key + p.most_tokens >= (std::int64_t{1} << 30) || p.order.chunk_tokens >= (1 << 30)) return {};
-  if (!same_type || !q_aligned || !rows_aligned(p.k) || !rows_aligned(p.v)) return {};
+  if (p.k.dtype != p.v.dtype || p.k.dim != p.v.dim) return {};
+  const bool bytes = p.k.dtype == DType::kInt8 || p.k.dtype == DType::kFp8E4M3;
+  if (!rows_aligned(p.k, bytes ? 1 : 2) || !rows_aligned(p.v, bytes ? 1 : 2)) return {};
+  if (bytes) {
+    const bool wide = p.q_dtype == DType::kFloat32;
+    if (!queries_aligned(p, 4, wide ? 4 : 2)) return {};
+    // A float32 is two limbs, and they take the room of the second 8 rows.
+    const int most = wide ? std::min(rows, 8) : rows;
+    return p.k.dtype == DType::kInt8 ? find_decode_int8(p.k.dim, most) : find_decode_fp8(p.k.dim, most);
+  }
+  if (p.k.dtype != p.q_dtype || !queries_aligned(p, 2, 2)) return {};
   if (p.q_dtype == DType::kBFloat16) return find_decode_bf16(p.k.dim, rows);
   if (p.q_dtype == DType::kFloat16) return find_decode_f16(p.k.dim, rows);
   return {};

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/cuda/node_plan.h"
+#include "kernels/cuda/tensor_map.h"
 #include "treeattn/state.h"
 
 namespace treeattn::kernels::cuda {
@@ -42,6 +43,7 @@ void NodePlan::begin(Tables& tables, std::size_t bytes) {
   tables.used = 0;
   if (tables.host.bytes() >= bytes) return;
   check(cudaStreamSynchronize(stream_), "last call");
+  ++growth_;
   tables.host.resize(bytes + bytes / 4);
   tables.device = DeviceBuffer(tables.host.bytes());
 }
@@ -65,6 +67,7 @@ void NodePlan::send(const Tables& tables) {
 void NodePlan::grow(DeviceBuffer& buffer, std::size_t bytes, bool zero) {
   if (buffer.bytes() >= bytes) return;
   check(cudaStreamSynchronize(stream_), "last call");
+  ++growth_;
   buffer = DeviceBuffer(bytes + bytes / 4);
   if (zero) check(cudaMemsetAsync(buffer.as<void>(), 0, buffer.bytes(), stream_), "clearing of counters");
 }
@@ -125,50 +128,103 @@ void NodePlan::update_split(const Problem& problem, const Launch& launch) {
   key.push_back(reinterpret_cast<std::intptr_t>(launch.kernel));
   if (key == key_) return;
   key_.clear();
-  work_ = split_work(problem, launch.limits, launch.slots);
+  work_ = split(problem, launch);
   const std::size_t items = work_.items.size(), groups = work_.groups.size();
   begin(split_, aligned(items * sizeof(WorkItem)) + aligned(groups * sizeof(MergeGroup)));
   items_ = put(split_, work_.items.data(), items);
   groups_ = put(split_, work_.groups.data(), groups);
   send(split_);
-  grow(workspace_, workspace_floats(problem, work_) * sizeof(float), false);
-  grow(arrived_, groups * sizeof(unsigned), true);
+  grow(workspace_, work_.workspace_bytes, false);
+  grow(arrived_, work_.counters * sizeof(unsigned), true);
   key_ = std::move(key);
 }
 
-float* NodePlan::run(const Problem& problem) {
-  const auto floats =
-      problem.nodes.size() * static_cast<std::size_t>(problem.rows()) * state_floats(problem.v.head_dim);
-  if (floats == 0) return nullptr;
-  grow(states_, floats * sizeof(float), false);
-
+// The tables of a call into step_, and params that point to their copies. problem.q becomes the copy as well.
+AttentionParams NodePlan::put_step(Problem& problem, bool q_on_gpu) {
   const std::size_t k_entries = table_entries(problem.k), v_entries = table_entries(problem.v);
   const bool same_table = problem.k.page_table == problem.v.page_table && k_entries == v_entries;
-  begin(step_, aligned(query_bytes(problem.q)) + 2 * aligned(problem.lengths.size() * sizeof(std::int64_t)) +
+  begin(step_, aligned(q_on_gpu ? 0 : query_bytes(problem.q)) +
+                   2 * aligned(problem.lengths.size() * sizeof(std::int64_t)) +
                    aligned(k_entries * sizeof(std::int32_t)) + aligned(v_entries * sizeof(std::int32_t)) +
                    aligned(problem.alibi_slopes.size_bytes()));
-  Problem on_gpu = problem;
-  on_gpu.q = QueryView::dense(put_queries(problem.q), problem.q.dtype, problem.q.batch, problem.q.queries,
-                              problem.q.heads, problem.q.head_dim);
-  AttentionParams p = params_of(on_gpu);
+  if (!q_on_gpu) {
+    problem.q = QueryView::dense(put_queries(problem.q), problem.q.dtype, problem.q.batch, problem.q.queries,
+                                 problem.q.heads, problem.q.head_dim);
+  }
+  AttentionParams p = params_of(problem);
   p.lengths = put(step_, problem.lengths.data(), problem.lengths.size());
   p.first_query = put(step_, problem.first_query.data(), problem.first_query.size());
   p.k.page_table = put(step_, problem.k.page_table, k_entries);
   p.v.page_table = same_table ? p.k.page_table : put(step_, problem.v.page_table, v_entries);
   p.alibi_slopes = put(step_, problem.alibi_slopes.data(), problem.alibi_slopes.size());
-  send(step_);
-  const Launch launch = prepare_launch(on_gpu, multiprocessors_, p);
-  update_split(problem, launch);
+  return p;
+}
 
-  p.items = items_;
-  p.groups = groups_;
-  p.rows_per_item = work_.rows_per_item;
-  p.item_states = workspace_.as<float>();
-  p.arrived = arrived_.as<unsigned>();
-  p.states = states_.as<float>();
+// The kernel, the split and what they need, into params.
+Launch NodePlan::prepare(const Problem& problem, AttentionParams& p) {
+  const Launch launch = prepare_launch(problem, multiprocessors_, p);
+  update_split(problem, launch);
+  set_work(work_, {items_, groups_, workspace_.as<std::byte>(), arrived_.as<unsigned>()}, p);
   kernel_ = launch.name;
-  start(launch, p, work_.items.size(), stream_);
+  return launch;
+}
+
+float* NodePlan::run(Problem problem) {
+  const auto floats =
+      problem.nodes.size() * static_cast<std::size_t>(problem.rows()) * state_floats(problem.v.head_dim);
+  if (floats == 0) return nullptr;
+  grow(states_, floats * sizeof(float), false);
+  AttentionParams p = put_step(problem, false);
+  send(step_);
+  const Launch launch = prepare(problem, p);
+  p.states = states_.as<float>();
+  start(launch, p, stream_);
   return states_.as<float>();
+}
+
+void NodePlan::run(Problem problem, float* out) {
+  if (problem.rows() == 0) return;
+  AttentionParams p = put_step(problem, true);
+  send(step_);
+  const Launch launch = prepare(problem, p);
+  p.out = out;
+  start(launch, p, stream_);
+}
+
+std::vector<std::int64_t> NodePlan::prepare_step(Problem problem) {
+  const AttentionParams params = put_step(problem, true);
+  SplitKey key = split_key(problem);
+  key.push_back(problem.k.pages_per_sequence);
+  key.push_back(problem.k.pages);
+  key.push_back(growth_);
+  if (key == step_key_) return key;  // the tables have other content, and lie where they did
+  step_params_ = params;
+  step_launch_ = prepare(problem, step_params_);
+  key.back() = growth_;
+  step_key_ = key;
+  return key;
+}
+
+void NodePlan::send_step(cudaStream_t stream) {
+  check(cudaMemcpyAsync(step_.device.as<void>(), step_.host.data(), step_.used, cudaMemcpyHostToDevice, stream),
+        "copy of tables");
+}
+
+void NodePlan::step(const KvView& k, const KvView& v, float* out, bool early, cudaStream_t stream) {
+  AttentionParams p = step_params_;
+  p.k.data = static_cast<const std::byte*>(k.data);
+  p.v.data = static_cast<const std::byte*>(v.data);
+  if (p.tensor_copies) {
+    p.tensor_copies = make_tensor_map(k, p.first_key, step_launch_.tile, p.k_map) &&
+                      make_tensor_map(v, p.first_key, step_launch_.tile, p.v_map);
+  }
+  p.out = out;
+  start(step_launch_, p, stream, early);
+}
+
+void* NodePlan::step_queries(std::size_t bytes) {
+  grow(step_queries_, bytes, false);
+  return step_queries_.as<void>();
 }
 
 }  // namespace treeattn::kernels::cuda

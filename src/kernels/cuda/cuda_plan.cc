@@ -75,6 +75,7 @@ AttentionParams params_of(const Problem& problem) {
   p.v = device_kv(problem.v);
   p.first_key = problem.first_key;
   p.most_tokens = problem.k.tokens;
+  p.batch = static_cast<int>(problem.q.batch);
   p.queries = static_cast<int>(problem.q.queries);
   p.heads = static_cast<int>(problem.q.heads);
   p.kv_heads = static_cast<int>(problem.k.kv_heads);
@@ -92,23 +93,17 @@ AttentionParams params_of(const Problem& problem) {
   return p;
 }
 
-std::size_t workspace_floats(const Problem& problem, const Work& work) {
-  return work.items.size() * static_cast<std::size_t>(work.rows_per_item) *
-         static_cast<std::size_t>(row_state_floats(static_cast<int>(problem.v.head_dim)));
-}
-
 namespace {
 
 // Makes a kernel ready on the current GPU and returns how many of its blocks a multiprocessor holds. Once for each:
 // every one of these calls takes a lock of the driver, for which ranks that share a GPU would queue at every step.
-int blocks_of_multiprocessor(const Launch& launch) {
+int blocks_of_multiprocessor(const void* kernel, int threads, std::size_t shared_bytes) {
   static std::mutex mutex;
   static std::map<std::tuple<int, const void*, int, std::size_t>, int> known;
-  const void* kernel = reinterpret_cast<const void*>(launch.kernel);
   int gpu = 0, most = 0, resident = 0;
   check(cudaGetDevice(&gpu), "current GPU");
   const std::scoped_lock lock(mutex);
-  const auto found = known.try_emplace({gpu, kernel, launch.threads, launch.shared_bytes}, 0).first;
+  const auto found = known.try_emplace({gpu, kernel, threads, shared_bytes}, 0).first;
   if (found->second > 0) return found->second;
   // As much as the GPU gives, and not what this call needs: another thread may be about to start the same kernel.
   cudaFuncAttributes attributes{};
@@ -117,30 +112,97 @@ int blocks_of_multiprocessor(const Launch& launch) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              most - static_cast<int>(attributes.sharedSizeBytes)),
         "shared memory of the kernel");
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, launch.threads, launch.shared_bytes),
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, shared_bytes),
         "blocks of a multiprocessor");
   return found->second = std::max(1, resident);
+}
+
+// Queries as if they were keys.
+KvView rows_of(const QueryView& q) {
+  KvView view;
+  view.data = q.data;
+  view.dtype = q.dtype;
+  view.batch = q.batch;
+  view.tokens = q.queries;
+  view.kv_heads = q.heads;
+  view.head_dim = q.head_dim;
+  view.batch_stride = q.batch_stride;
+  view.token_stride = q.query_stride;
+  view.head_stride = q.head_stride;
+  return view;
+}
+
+bool make_tensor_maps(const Problem& problem, int tile, AttentionParams& params) {
+  return make_tensor_map(problem.k, problem.first_key, tile, params.k_map) &&
+         make_tensor_map(problem.v, problem.first_key, tile, params.v_map);
 }
 
 }  // namespace
 
 Launch prepare_launch(const Problem& problem, int multiprocessors, AttentionParams& params) {
   const int rows = static_cast<int>(std::min<std::int64_t>(problem.group() * problem.q.queries, 16));
-  Launch launch = find_decode_mma(params, rows);
-  if (launch.kernel == nullptr) launch = find_generic(params, rows);
-  if (launch.tile > 0) {
-    params.tensor_copies = make_tensor_map(problem.k, problem.first_key, launch.tile, params.k_map) &&
-                           make_tensor_map(problem.v, problem.first_key, launch.tile, params.v_map);
+  Launch launch = find_prefill(params);
+  if (launch.kernel != nullptr) {
+    params.tensor_copies = make_tensor_maps(problem, launch.tile, params) &&
+                           make_tensor_map(rows_of(problem.q), 0, launch.tile, params.q_map);
+    if (!params.tensor_copies) launch = {};
   }
-  launch.slots = blocks_of_multiprocessor(launch) * multiprocessors;
+  if (launch.kernel == nullptr) {
+    launch = find_decode_mma(params, rows);
+    if (launch.kernel == nullptr) launch = find_generic(params, rows);
+    params.tensor_copies = launch.tile > 0 && make_tensor_maps(problem, launch.tile, params);
+  }
+  if (launch.takes_items) {
+    int levels = 0;
+    for (const plan::TreeNode& node : problem.nodes) levels = std::max(levels, node.level);
+    add_redo(params, levels, launch);
+    blocks_of_multiprocessor(reinterpret_cast<const void*>(launch.redo), kRedoThreads, launch.redo_bytes);
+  }
+  launch.slots = multiprocessors * blocks_of_multiprocessor(reinterpret_cast<const void*>(launch.kernel),
+                                                            launch.threads, launch.shared_bytes);
+  // Measured on an H200, whose memory has as many multiprocessors for its bandwidth as others.
+  constexpr int kBusyBytes = 96 << 10;  // on their way to a multiprocessor
+  launch.busy = launch.slots;
+  if (launch.ring_bytes > 0) launch.busy = std::min(launch.slots, multiprocessors * kBusyBytes / launch.ring_bytes);
   return launch;
 }
 
-void start(const Launch& launch, AttentionParams& params, std::size_t items, void* stream) {
+Work split(const Problem& problem, const Launch& launch) {
+  return launch.takes_items ? split_prefill(problem, launch.slots)
+                            : split_work(problem, launch.limits, launch.slots, launch.busy);
+}
+
+void set_work(const Work& work, const WorkMemory& memory, AttentionParams& params) {
+  params.items = memory.items;
+  params.groups = memory.groups;
+  params.item_count = static_cast<int>(work.items.size());
+  params.rows_per_item = work.rows_per_item;
+  params.item_states = reinterpret_cast<float*>(memory.workspace);
+  params.arrived = memory.counters;
+  params.bad_rows = reinterpret_cast<unsigned*>(memory.workspace);
+  params.waiting = reinterpret_cast<float*>(memory.workspace + work.bad_rows_bytes);
+  params.waiting_levels = work.waiting_levels;
+}
+
+void start(const Launch& launch, AttentionParams& params, void* stream, bool early) {
   void* arguments[] = {&params};
-  check(cudaLaunchKernel(reinterpret_cast<const void*>(launch.kernel), static_cast<unsigned>(items),
-                         static_cast<unsigned>(launch.threads), arguments, launch.shared_bytes,
-                         static_cast<cudaStream_t>(stream)),
+  const auto items = static_cast<unsigned>(params.item_count);
+  const unsigned blocks = launch.takes_items ? std::min(items, static_cast<unsigned>(launch.slots)) : items;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = static_cast<unsigned>(launch.threads);
+  config.dynamicSmemBytes = launch.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = early && launch.waits ? 1 : 0;
+  check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(launch.kernel), arguments), "launch");
+  if (launch.redo == nullptr) return;
+  const unsigned checkers = (items * (kPrefillRows / 8) + kRedoThreads - 1) / kRedoThreads;
+  check(cudaLaunchKernel(reinterpret_cast<const void*>(launch.redo), checkers, kRedoThreads, arguments,
+                         launch.redo_bytes, static_cast<cudaStream_t>(stream)),
         "launch");
 }
 
@@ -151,7 +213,6 @@ using kernels::cuda::DeviceBuffer;
 
 struct CudaPlan::Impl {
   int device = 0;
-  int items = 0;
   kernels::cuda::Launch launch;
   kernels::cuda::AttentionParams params;
   DeviceBuffer k_table, v_table, lengths, first_query, slopes, sinks, item_list, groups, states, arrived;
@@ -167,7 +228,7 @@ struct CudaPlan::Impl {
 
   void run(void* stream) {
     const kernels::cuda::UseDevice use(device);
-    kernels::cuda::start(launch, params, static_cast<std::size_t>(items), stream);
+    kernels::cuda::start(launch, params, stream);
   }
 };
 
@@ -201,20 +262,18 @@ CudaPlan::CudaPlan(int device, const AttentionInput& in, const AttentionOptions&
   p.sinks = plan.sinks.as<float>();
   plan.launch = kernels::cuda::prepare_launch(problem, multiprocessors, p);
 
-  const kernels::cuda::Work work = kernels::cuda::split_work(problem, plan.launch.limits, plan.launch.slots);
-  plan.items = static_cast<int>(work.items.size());
+  const kernels::cuda::Work work = kernels::cuda::split(problem, plan.launch);
   plan.item_list = upload(work.items);
   plan.groups = upload(work.groups);
-  plan.states = DeviceBuffer(kernels::cuda::workspace_floats(problem, work) * sizeof(float));
-  plan.arrived = DeviceBuffer(work.groups.size() * sizeof(unsigned));
+  plan.states = DeviceBuffer(work.workspace_bytes);
+  plan.arrived = DeviceBuffer(work.counters * sizeof(unsigned));
   check(cudaMemset(plan.arrived.as<unsigned>(), 0, plan.arrived.bytes()), "clearing of counters");
   check(cudaStreamSynchronize(cudaStreamLegacy), "clearing of counters");  // before any stream of the caller's
 
-  p.items = plan.item_list.as<kernels::cuda::WorkItem>();
-  p.groups = plan.groups.as<kernels::cuda::MergeGroup>();
-  p.rows_per_item = work.rows_per_item;
-  p.item_states = plan.states.as<float>();
-  p.arrived = plan.arrived.as<unsigned>();
+  kernels::cuda::set_work(work,
+                          {plan.item_list.as<kernels::cuda::WorkItem>(), plan.groups.as<kernels::cuda::MergeGroup>(),
+                           plan.states.as<std::byte>(), plan.arrived.as<unsigned>()},
+                          p);
 }
 
 CudaPlan::~CudaPlan() = default;

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/cuda/matrix_product.h"
 #include "kernels/cuda/node_plan.h"
 #include "kernels/cuda/rank_device.h"
 #include "kernels/cuda/row_kernels.h"
+#include "kernels/cuda/step_kernels.h"
 #include "treeattn/error.h"
 #include "treeattn/state.h"
 
@@ -32,6 +34,27 @@ int checked(int gpu) {
   return gpu;
 }
 
+// The best of three, after one to warm up.
+template <class Work>
+double best_seconds(cudaStream_t stream, const Work& work) {
+  cudaEvent_t begin = nullptr, end = nullptr;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  float best = 0;
+  for (int i = 0; i < 4; ++i) {
+    check(cudaEventRecord(begin, stream), "event");
+    work();
+    check(cudaEventRecord(end, stream), "event");
+    check(cudaEventSynchronize(end), "measured work");
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin, end), "time of measured work");
+    if (i > 0 && (best == 0 || milliseconds < best)) best = milliseconds;
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  return static_cast<double>(best) * 1e-3;
+}
+
 cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
 }  // namespace
@@ -43,15 +66,20 @@ struct RankDevice::Impl {
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
     std::size_t free = 0;
     check(cudaMemGetInfo(&free, &memory), "size of GPU memory");
-    plan = std::make_unique<NodePlan>(attribute(cudaDevAttrMultiProcessorCount, gpu), stream);
+    const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount, gpu);
+    plan = std::make_unique<NodePlan>(multiprocessors, stream);
+    steps = std::make_unique<NodePlan>(multiprocessors, stream);
+    overlaps = attribute(cudaDevAttrComputeCapabilityMajor, gpu) >= 9;
   }
 
   int gpu;
   cudaStream_t stream = nullptr;
   cudaEvent_t event = nullptr;
   std::size_t memory = 0;
-  std::unique_ptr<NodePlan> plan;
+  std::unique_ptr<NodePlan> plan, steps;
   PinnedBuffer result;
+  bool overlaps = false;  // kernels may be started early
+  bool stepped = false;   // whether the last call was a step
 };
 
 RankDevice::RankDevice(int gpu) : impl_(std::make_unique<Impl>(gpu)) {}
@@ -62,6 +90,7 @@ RankDevice::~RankDevice() {
   cudaSetDevice(impl_->gpu);
   cudaStreamSynchronize(impl_->stream);
   impl_->plan.reset();
+  impl_->steps.reset();
   cudaEventDestroy(impl_->event);
   cudaStreamDestroy(impl_->stream);
   cudaSetDevice(before);
@@ -152,40 +181,80 @@ void RankDevice::store_rows(const KvView& source, std::int64_t first, std::int64
 
 float* RankDevice::attend(const Problem& problem) {
   const UseDevice use(impl_->gpu);
+  impl_->stepped = false;
   return impl_->plan->run(problem);
 }
 
 void RankDevice::attend(const Problem& problem, float* states) {
   const UseDevice use(impl_->gpu);
+  impl_->stepped = false;
   const float* on_gpu = impl_->plan->run(problem);
   const auto floats =
       problem.nodes.size() * static_cast<std::size_t>(problem.rows()) * state_floats(problem.v.head_dim);
   fetch(states, on_gpu, floats * sizeof(float));
 }
 
-std::string_view RankDevice::kernel() const { return impl_->plan->kernel(); }
+void RankDevice::attend_on_device(const Problem& problem, float* out) {
+  const UseDevice use(impl_->gpu);
+  impl_->stepped = false;
+  impl_->plan->run(problem, out);
+}
+
+void* RankDevice::step_queries(std::size_t bytes) {
+  const UseDevice use(impl_->gpu);
+  return impl_->steps->step_queries(bytes);
+}
+
+std::vector<std::int64_t> RankDevice::prepare_step(const Problem& problem, void* stream) {
+  const UseDevice use(impl_->gpu);
+  impl_->stepped = true;
+  std::vector<std::int64_t> key = impl_->steps->prepare_step(problem);
+  hold_up(stream);
+  return key;
+}
+
+void RankDevice::send_step(void* stream) {
+  const UseDevice use(impl_->gpu);
+  impl_->steps->send_step(as_stream(stream));
+}
+
+void RankDevice::step(const KvView& k, const KvView& v, const StepRows& rows, float* out, void* stream) {
+  const UseDevice use(impl_->gpu);
+  AttentionParams p = impl_->steps->step_params();
+  p.k.data = static_cast<const std::byte*>(k.data);
+  p.v.data = static_cast<const std::byte*>(v.data);
+  const cuda::StepRows task{rows.q, rows.k, rows.v, rows.angles, const_cast<std::byte*>(p.q)};
+  store_step(p, task, impl_->overlaps, as_stream(stream));
+  impl_->steps->step(k, v, out, impl_->overlaps, as_stream(stream));
+}
+
+std::string_view RankDevice::kernel() const { return (impl_->stepped ? impl_->steps : impl_->plan)->kernel(); }
 
 double RankDevice::read_bandwidth(std::size_t bytes) {
   const UseDevice use(impl_->gpu);
   bytes -= bytes % 16;
   const DeviceBuffer data(bytes), sink(sizeof(unsigned));
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
   check(cudaMemsetAsync(data.as<void>(), 1, bytes, impl_->stream), "clearing of GPU memory");
-  float best = 0;
-  for (int i = 0; i < 4; ++i) {  // the first warms up
-    check(cudaEventRecord(begin, impl_->stream), "event");
-    read_all(data.as<void>(), bytes, sink.as<unsigned>(), impl_->stream);
-    check(cudaEventRecord(end, impl_->stream), "event");
-    check(cudaEventSynchronize(end), "read of memory");
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin, end), "time of a read");
-    if (i > 0 && (best == 0 || milliseconds < best)) best = milliseconds;
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  return static_cast<double>(bytes) / (static_cast<double>(best) * 1e6);
+  const double seconds =
+      best_seconds(impl_->stream, [&] { read_all(data.as<void>(), bytes, sink.as<unsigned>(), impl_->stream); });
+  return static_cast<double>(bytes) / seconds * 1e-9;
+}
+
+double RankDevice::product_rate(std::int64_t size) {
+  const UseDevice use(impl_->gpu);
+  const auto elements = static_cast<std::size_t>(size * size);
+  const DeviceBuffer a(elements * sizeof(std::uint16_t)), b(elements * sizeof(std::uint16_t)),
+      y(elements * sizeof(float));
+  // Bits that are numbers of order 1, not zeros: a product of zeros takes less power and runs faster.
+  fill_noise(a.as<std::uint16_t>(), elements, 1, impl_->stream);
+  fill_noise(b.as<std::uint16_t>(), elements, 2, impl_->stream);
+  MatrixProduct product(impl_->gpu);
+  const double seconds = best_seconds(impl_->stream, [&] {
+    product.multiply(a.as<std::uint16_t>(), b.as<std::uint16_t>(), size, size, size, y.as<float>(), false,
+                     impl_->stream);
+  });
+  const auto n = static_cast<double>(size);
+  return 2 * n * n * n / seconds * 1e-12;
 }
 
 }  // namespace treeattn::kernels::cuda

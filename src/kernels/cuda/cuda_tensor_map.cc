@@ -47,13 +47,17 @@ bool make_tensor_map(const KvView& view, std::int64_t first_key, int tile, Tenso
   };
   const cuuint64_t strides[3] = {bytes(view.head_stride, view.kv_heads), bytes(view.token_stride, tokens),
                                  bytes(outer_stride, outer)};
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(128 / size), 1, static_cast<cuuint32_t>(tile), 1};
+  const bool narrow = view.head_dim * size <= 64;  // PieceCopy::kPitch
+  // Of a line that two heads share, the second finds its half in the L2 cache.
+  const CUtensorMapL2promotion promotion =
+      narrow ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_NONE;
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>((narrow ? 64 : 128) / size), 1, static_cast<cuuint32_t>(tile), 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUtensorMapDataType type = size == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
   CUtensorMap encoded;
-  const CUresult result =
-      encode(&encoded, type, 4, const_cast<void*>(view.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(
+      &encoded, type, 4, const_cast<void*>(view.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) return false;
   map = std::bit_cast<TensorMap>(encoded);
   return true;

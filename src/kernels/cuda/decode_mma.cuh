@@ -10,11 +10,14 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/generic_node.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/leaf_merge.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/piece_copy.cuh"
+#include "kernels/cuda/piece_scales.cuh"
+#include "kernels/cuda/weights.cuh"
 
 namespace treeattn::kernels::cuda {
 
@@ -28,44 +31,106 @@ __device__ inline int lane_number() {
   return lane;
 }
 
-// 2^x by the processor's own instruction: relative error below 2^-22, 0 for -inf.
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Weights are multiplied by 2^this while they are numbers of T: a float16 below 2^-14 has fewer bits.
-template <class T>
-inline constexpr float kWeightShift = 0.0f;
-template <>
-inline constexpr float kWeightShift<__half> = 14.0f;
-
 // The shared memory of a block.
-template <int kDim, int kHalves, int kStages>
+template <class Warp, int kStages>
 struct MmaLayout {
-  using Copy = PieceCopy<2 * kDim, kMmaTile>;
-  static constexpr int kPieceBytes = 2 * Copy::kBytes;  // K, then V
+  static constexpr int kPieceBytes = 2 * Warp::Copy::kBytes;  // K, then V
   static constexpr int kPieces = kMmaWarps * kStages;
-  static constexpr int kNotes = kPieces * kPieceBytes;  // a Piece each
+  static constexpr int kScales = kPieces * kPieceBytes;
+  static constexpr int kNotes = kScales + kPieces * Warp::Scales::kBytes;  // a Piece each
   static constexpr int kBarriers = kNotes + kPieces * static_cast<int>(sizeof(Piece));
   static constexpr int kStates = kBarriers + kPieces * 8;
   static_assert(kStates % 16 == 0);
 
   // levels: log2 of the most leaves with keys that an item has.
   static std::size_t shared_bytes(int rows, int levels) {
-    const std::size_t working = kStates + LeafMerge<kDim, 8 * kHalves>::floats(rows, levels) * sizeof(float);
-    const std::size_t afterwards = std::max(GenericScratch::floats(rows, kDim, kDim), merge_floats(rows));
+    const std::size_t working = kStates + LeafMerge<Warp::kDim, Warp::kRows>::floats(rows, levels) * sizeof(float);
+    const std::size_t afterwards = std::max(GenericScratch::floats(rows, Warp::kDim, Warp::kDim), merge_floats(rows));
     return std::max(working, afterwards * sizeof(float));
   }
 };
 
+inline constexpr float kLog2E = 0x1.715476p+0f;
+
+// Products q . k of a piece become logits where there is a mask, a soft-cap or slopes. A thread has those of rows
+// lane / 4 (and that plus 8), keys lane % 4 * 2 and one more of every 8.
+template <int kHalves, int kEights>
+__device__ inline void special_logits(const AttentionParams& p, const WorkItem& item, int lane, float (&s)[kEights][4],
+                                      const Piece& piece, bool whole) {
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    const int row = min(lane / 4 + half * 8, item.rows() - 1);
+    const int query = query_of(item, row);
+    int begin = piece.begin, end = piece.end;
+    if (!whole) {
+      const Range seen = visible(p, item.batch, query);
+      begin = max(begin, static_cast<int>(seen.begin));
+      end = min(end, static_cast<int>(seen.end));
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kEights; ++i) {
+      float& logit = s[i / 2][half * 2 + i % 2];
+      const int token = piece.first + i / 2 * 8 + lane % 4 * 2 + i % 2;
+      logit = p.softcap > 0 ? tanhf(logit * (p.scale / p.softcap)) * (p.softcap * kLog2E) : logit * (p.scale * kLog2E);
+      if (p.alibi_slopes != nullptr) {
+        const std::int64_t distance = p.first_key + token - (p.first_query[item.batch] + query);
+        logit = __fmaf_rn(p.alibi_slopes[head_of(p, item, row)] * kLog2E, static_cast<float>(distance), logit);
+      }
+      if (token < begin || token >= end) logit = merge::kEmptyMax;
+    }
+  }
+}
+
+// Logits of one row of every thread become weights, times 2^shift; m and l move to the new maximum. Returns by what o
+// has to be multiplied.
+template <int kEights>
+__device__ inline float weigh_row(float (&s)[kEights][4], int half, float shift, float& m, float& l) {
+  float top = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
+#pragma unroll
+  for (int t = 1; t < kEights; ++t) top = fmaxf(top, fmaxf(s[t][2 * half], s[t][2 * half + 1]));
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+  top = fmaxf(top, m);
+  const float reference = top == merge::kEmptyMax ? 0.0f : top - shift;
+  const float shrink = m == top || m == merge::kEmptyMax ? 1.0f : merge::state_weight(m, top);
+  float sum = 0.0f;
+#pragma unroll
+  for (int t = 0; t < kEights; ++t) {
+#pragma unroll
+    for (int j = 2 * half; j < 2 * half + 2; ++j) {
+      s[t][j] = exp2_fast(s[t][j] - reference);  // 0 for a hidden key
+      sum += s[t][j];
+    }
+  }
+  l = __fmaf_rn(l, shrink, sum);
+  m = sum != sum ? sum : top;  // keys of which none is a number are not no keys
+  return shrink;
+}
+
+// Rows of o^T lie in columns: multiplies each by the number that the threads of its logits have.
+template <int kSteps>
+__device__ inline void multiply_columns(float (&o)[kSteps][4], float of_row, int lane) {
+  const float of_even = __shfl_sync(~0u, of_row, lane % 4 * 8);
+  const float of_odd = __shfl_sync(~0u, of_row, lane % 4 * 8 + 4);
+#pragma unroll
+  for (int n = 0; n < kSteps; ++n) {
+    o[n][0] *= of_even;
+    o[n][1] *= of_odd;
+    o[n][2] *= of_even;
+    o[n][3] *= of_odd;
+  }
+}
+
 // One warp's part of a leaf. kHalves: 1 for up to 8 rows, 2 for up to 16. A thread has the logits of rows lane / 4 (and
 // that plus 8), and of o^T the columns of rows lane % 4 * 2 and one more.
-template <class T, int kDim, int kHalves>
+template <class T, int kColumns, int kHalves>
 class MmaWarp {
  public:
+  static constexpr int kDim = kColumns, kRows = 8 * kHalves, kTile = kMmaTile, kElementBytes = 2;
+  static constexpr const char* kName = "mma";
+  static constexpr bool kBoundByMemory = true;
   using Copy = PieceCopy<2 * kDim, kMmaTile>;
+  using Scales = NoScales;
   static constexpr int kSteps = kDim / 16;
 
   __device__ MmaWarp(const AttentionParams& params, const WorkItem& work, int lane_number)
@@ -100,7 +165,7 @@ class MmaWarp {
   }
 
   // Folds a piece that has arrived at `address` into the state. whole: every row sees all its keys.
-  __device__ void fold(const Piece& piece, std::uint32_t address, bool whole) {
+  __device__ void fold(const Piece& piece, std::uint32_t address, std::uint32_t /*scales*/, bool whole) {
     float s[2][4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -115,7 +180,7 @@ class MmaWarp {
 #pragma unroll
       for (int i = 0; i < 4 * kHalves; ++i) s[i / 2 % 2][i / 4 * 2 + i % 2] *= log2_scale;
     } else {
-      special_logits(s, piece, whole);
+      special_logits<kHalves>(p, item, lane, s, piece, whole);
     }
     weigh(s);
     add_values(s, address + Copy::kBytes);
@@ -131,7 +196,7 @@ class MmaWarp {
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int row = lane / 4 + 8 * half;
       if (lane % 4 == 0 && row < rows) {
-        float* to = state + row * LeafMerge<kDim, 8 * kHalves>::kPitch + kDim;
+        float* to = state + row * LeafMerge<kDim, kRows>::kPitch + kDim;
         to[0] = m[half];
         to[1] = sum * kUnit;
       }
@@ -139,7 +204,7 @@ class MmaWarp {
       for (int j = 0; j < 2; ++j) {
         const int column_row = lane % 4 * 2 + j + 8 * half;
         if (column_row >= rows) continue;
-        float* to = state + column_row * LeafMerge<kDim, 8 * kHalves>::kPitch + lane / 4;
+        float* to = state + column_row * LeafMerge<kDim, kRows>::kPitch + lane / 4;
 #pragma unroll
         for (int n = 0; n < kSteps; ++n) {
           to[n * 16] = o[half][n][j] * kUnit;
@@ -150,73 +215,18 @@ class MmaWarp {
   }
 
  private:
-  static constexpr float kLog2E = 0x1.715476p+0f;
-
-  // With a mask, a soft-cap or slopes.
-  __device__ void special_logits(float (&s)[2][4], const Piece& piece, bool whole) const {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const int row = min(lane / 4 + half * 8, item.rows() - 1);
-      const int query = query_of(item, row);
-      int begin = piece.begin, end = piece.end;
-      if (!whole) {
-        const Range seen = visible(p, item.batch, query);
-        begin = max(begin, static_cast<int>(seen.begin));
-        end = min(end, static_cast<int>(seen.end));
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& logit = s[i / 2][half * 2 + i % 2];
-        const int token = piece.first + i / 2 * 8 + lane % 4 * 2 + i % 2;
-        logit = p.softcap > 0 ? tanhf(logit * (p.scale / p.softcap)) * (p.softcap * kLog2E) : logit * log2_scale;
-        if (p.alibi_slopes != nullptr) {
-          const std::int64_t distance = p.first_key + token - (p.first_query[item.batch] + query);
-          logit = __fmaf_rn(p.alibi_slopes[head_of(p, item, row)] * kLog2E, static_cast<float>(distance), logit);
-        }
-        if (token < begin || token >= end) logit = merge::kEmptyMax;
-      }
-    }
-  }
-
   // Logits become weights; m, l and o move to the new maximum.
   __device__ void weigh(float (&s)[2][4]) {
     float shrink[kHalves];
     bool moved = false;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const int i = 2 * half;
-      float top = fmaxf(fmaxf(s[0][i], s[0][i + 1]), fmaxf(s[1][i], s[1][i + 1]));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      top = fmaxf(top, m[half]);
-      const float reference = top == merge::kEmptyMax ? 0.0f : top - kWeightShift<T>;
-      shrink[half] = m[half] == top || m[half] == merge::kEmptyMax ? 1.0f : merge::state_weight(m[half], top);
+      shrink[half] = weigh_row(s, half, kWeightShift<T>, m[half], l[half]);
       moved = moved || shrink[half] != 1.0f;
-      float sum = 0.0f;
-#pragma unroll
-      for (int t = 0; t < 2; ++t) {
-#pragma unroll
-        for (int j = i; j < i + 2; ++j) {
-          s[t][j] = exp2_fast(s[t][j] - reference);  // 0 for a hidden key
-          sum += s[t][j];
-        }
-      }
-      l[half] = __fmaf_rn(l[half], shrink[half], sum);
-      m[half] = sum != sum ? sum : top;  // keys of which none is a number are not no keys
     }
     if (__any_sync(~0u, moved)) {
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        const float of_even = __shfl_sync(~0u, shrink[half], lane % 4 * 8);
-        const float of_odd = __shfl_sync(~0u, shrink[half], lane % 4 * 8 + 4);
-#pragma unroll
-        for (int n = 0; n < kSteps; ++n) {
-          o[half][n][0] *= of_even;
-          o[half][n][1] *= of_odd;
-          o[half][n][2] *= of_even;
-          o[half][n][3] *= of_odd;
-        }
-      }
+      for (int half = 0; half < kHalves; ++half) multiply_columns(o[half], shrink[half], lane);
     }
   }
 
@@ -283,23 +293,42 @@ __device__ __noinline__ inline void redo_item(const AttentionParams& p, const Wo
   __syncthreads();
 }
 
-template <class T, int kDim, int kHalves, int kStages>
-__global__ void __launch_bounds__(kMmaThreads, 2) decode_mma_kernel(const __grid_constant__ AttentionParams p) {
-  using Layout = MmaLayout<kDim, kHalves, kStages>;
-  using Copy = typename Layout::Copy;
+// Warp: how a warp folds a piece, MmaWarp or Mma8Warp.
+template <class Warp, int kStages, int kBlocks>
+__global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const __grid_constant__ AttentionParams p) {
+  using Layout = MmaLayout<Warp, kStages>;
+  using Copy = typename Warp::Copy;
+  constexpr int kDim = Warp::kDim, kTile = Warp::kTile;
   extern __shared__ __align__(1024) std::byte memory[];  // tensor copies exchange units by address
+  // All on their way at once: a load that waits for another costs a microsecond. Of up to 32 sequences every lane asks
+  // for one, before it is known which it will be.
   const WorkItem item = p.items[blockIdx.x];
+  const int lane = lane_number();
+  const bool few = p.batch <= 32;
+  SequenceFacts sequence{};
+  if (few && lane < p.batch) sequence = SequenceFacts::of(p, lane);
+  if (p.tensor_copies && threadIdx.x < 2) prefetch_map(threadIdx.x == 0 ? p.k_map : p.v_map);
   const int rows = item.rows();
-  const int lane = lane_number(), number = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  const int number = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   const std::uint32_t ring = shared_address(memory) + number * kStages * Layout::kPieceBytes;
   const StageBarriers barriers{shared_address(memory + Layout::kBarriers) + number * kStages * 8};
   auto* const notes = reinterpret_cast<Piece*>(memory + Layout::kNotes) + number * kStages;
-  barriers.init(kStages, p.tensor_copies);
+  const typename Warp::Scales scales(
+      p, item, shared_address(memory + Layout::kScales) + number * kStages * Warp::Scales::kBytes, kStages);
+  barriers.init(kStages, !p.tensor_copies ? 32 : scales.any() ? 33 : 1);
 
-  const ItemKeys keys(p, item);
-  const RowSource k_rows(p.k, item, 2), v_rows(p.v, item, 2);
+  if (few) {
+    sequence = {__shfl_sync(~0u, sequence.first_query, item.batch), __shfl_sync(~0u, sequence.length, item.batch)};
+  } else {
+    sequence = SequenceFacts::of(p, item.batch);
+  }
+  const ItemKeys keys(p, sequence, item);
+  const RowSource k_rows(p.k, item, Warp::kElementBytes), v_rows(p.v, item, Warp::kElementBytes);
   LeafWalk at(keys);
-  PieceWalk<kMmaTile> ahead(at, number);
+  PieceWalk<kTile> ahead(at, number);
+  // Tables are there long before; q and the last keys come from the kernel before this one.
+  let_next_start();
+  wait_for_earlier();
   // Starts the next piece. Returns its leaf, or -1 where there is none.
   const auto start_next = [&](int stage) {
     const Piece piece = ahead.next(keys);
@@ -316,13 +345,14 @@ __global__ void __launch_bounds__(kMmaThreads, 2) decode_mma_kernel(const __grid
       if (lane == 0) notes[stage] = piece;
       Copy::start_rows(to, k_rows, piece);
       Copy::start_rows(to + Copy::kBytes, v_rows, piece);
-      Copy::arrive_after_rows(barrier);
     }
+    scales.start(stage, piece, lane);
+    if (!p.tensor_copies || scales.any()) Copy::arrive_after_rows(barrier);
     __syncwarp();
     return piece.leaf;
   };
-  MmaWarp<T, kDim, kHalves> warp(p, item, lane);
-  LeafMerge<kDim, 8 * kHalves> merger(reinterpret_cast<float*>(memory + Layout::kStates), rows);
+  Warp warp(p, item, lane);
+  LeafMerge<kDim, Warp::kRows> merger(reinterpret_cast<float*>(memory + Layout::kStates), rows);
   warp.clear();
   // A turn takes a piece from a stage and starts the next into it; the first turns only start. The code is long, and
   // a short call spends its time waiting for instructions: so this is its only copy.
@@ -340,10 +370,11 @@ __global__ void __launch_bounds__(kMmaThreads, 2) decode_mma_kernel(const __grid
       }
       const std::uint32_t address = ring + stage * Layout::kPieceBytes;
       const Piece piece = notes[stage];
-      const bool full = piece.first >= piece.begin && piece.first + kMmaTile <= piece.end;
+      const bool full = piece.first >= piece.begin && piece.first + kTile <= piece.end;
       barriers.wait(stage, phase);
       if (!full && p.tensor_copies) Copy::clear_others(address + Copy::kBytes, piece);
-      warp.fold(piece, address, full && piece.first >= keys.all_begin && piece.first + kMmaTile <= keys.all_end);
+      warp.fold(piece, address, scales.address(stage),
+                full && piece.first >= keys.all_begin && piece.first + kTile <= keys.all_end);
       if (!full) Copy::order_writes();
       __syncwarp();
     }
@@ -362,24 +393,33 @@ __global__ void __launch_bounds__(kMmaThreads, 2) decode_mma_kernel(const __grid
   finish_item(p, item, reinterpret_cast<float*>(memory));
 }
 
-template <class T, int kDim, int kHalves, int kStages>
-Launch decode_mma_launch(int rows) {
-  // States that wait for others take shared memory: the more rows, the fewer.
-  const int levels = rows <= 2 ? 4 : rows <= 8 ? 3 : 2;
-  const std::size_t bytes = MmaLayout<kDim, kHalves, kStages>::shared_bytes(rows, levels);
-  return {decode_mma_kernel<T, kDim, kHalves, kStages>, kMmaThreads, bytes, "mma", {8 * kHalves, levels}, kMmaTile};
+// levels: log2 of the most leaves with keys of an item. States that wait for others take shared memory: the more rows,
+// the fewer.
+template <class Warp, int kStages, int kBlocks = 2>
+Launch decode_mma_launch(int rows, int levels) {
+  using Layout = MmaLayout<Warp, kStages>;
+  const std::size_t bytes = Layout::shared_bytes(rows, levels);
+  Launch launch{
+      decode_mma_kernel<Warp, kStages, kBlocks>, kMmaThreads, bytes, Warp::kName, {Warp::kRows, levels}, Warp::kTile};
+  launch.ring_bytes = Warp::kBoundByMemory ? Layout::kNotes : 0;
+  launch.waits = true;
+  return launch;
 }
 
 // The kernel for elements of T, head dim kDim and items of at most `rows` rows.
 template <class T, int kDim>
 Launch decode_mma_launch(int rows) {
-  // Three pieces of every warp on their way where two blocks of that fit into a multiprocessor, else two.
-  if (rows <= 4) return decode_mma_launch<T, kDim, 1, 3>(rows);
-  // The accumulators of 16 rows of 256 columns are more than there are registers.
+  const int levels = rows <= 2 ? 4 : rows <= 8 ? 3 : 2;
+  constexpr int kStages = kDim <= 64 ? 4 : 2;  // 64 KiB on their way to a block
   if constexpr (kDim <= 128) {
-    if (rows > 8) return decode_mma_launch<T, kDim, 2, 2>(std::min(rows, 16));
+    // States of one or two rows leave room for a third block on a multiprocessor: while one begins or ends, two work.
+    if (rows <= 2) return decode_mma_launch<MmaWarp<T, kDim, 1>, kStages, 3>(rows, levels);
+    if (rows > 8) return decode_mma_launch<MmaWarp<T, kDim, 2>, kStages>(std::min(rows, 16), levels);
+  } else {
+    // The accumulators of 16 rows of 256 columns are more than there are registers.
+    if (rows <= 4) return decode_mma_launch<MmaWarp<T, kDim, 1>, 3>(rows, levels);
   }
-  return decode_mma_launch<T, kDim, 1, 2>(std::min(rows, 8));
+  return decode_mma_launch<MmaWarp<T, kDim, 1>, kStages>(std::min(rows, 8), levels);
 }
 
 // The same for any head dim; kernel is null where there is none. Each type is compiled in a file of its own.

@@ -65,17 +65,38 @@ struct Range {
   std::int64_t begin, end;
 };
 
-// The keys that a query sees; always one range.
-__device__ inline Range visible(const AttentionParams& p, int batch, int query) {
-  const std::int64_t own = p.first_query[batch] + query - p.first_key;
-  Range range{0, p.lengths[batch]};
+// The keys that a query sees which stands at local index `own`; always one range. Where it sees none, the end may lie
+// anywhere up to the beginning.
+__device__ inline Range range_at(const AttentionParams& p, std::int64_t own, std::int64_t length) {
+  Range range{0, length};
   if (p.causal) range.end = min(range.end, own + 1);
   if (p.window > 0) {
     range.begin = max(range.begin, own - p.window + 1);
     range.end = min(range.end, own + p.window);
   }
+  return range;
+}
+// What the masks have to know of a sequence.
+struct SequenceFacts {
+  std::int64_t first_query, length;
+  __device__ static SequenceFacts of(const AttentionParams& p, int batch) {
+    return {p.first_query[batch], p.lengths[batch]};
+  }
+};
+__device__ inline Range range_of(const AttentionParams& p, const SequenceFacts& sequence, int query) {
+  return range_at(p, sequence.first_query + query - p.first_key, sequence.length);
+}
+__device__ inline Range range_of(const AttentionParams& p, int batch, int query) {
+  return range_of(p, SequenceFacts::of(p, batch), query);
+}
+// The same, {0, 0} where it sees none.
+__device__ inline Range visible(const AttentionParams& p, const SequenceFacts& sequence, int query) {
+  const Range range = range_of(p, sequence, query);
   if (range.begin >= range.end) return {0, 0};
   return range;
+}
+__device__ inline Range visible(const AttentionParams& p, int batch, int query) {
+  return visible(p, SequenceFacts::of(p, batch), query);
 }
 
 // The keys that some query of the item sees.

@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "kernels/reference/model_reference.h"
 #include "kernels/reference/reference.h"
 
 namespace treeattn::kernels::cuda {
@@ -17,6 +18,36 @@ inline ErrorModel error_model(std::string_view kernel, const Problem& problem) {
     model.weight_error = 0x1p-16;  // two bfloat16 limbs hold 16 bits of a weight, two of float16 more
     // What is below half the smallest float16, of weights times 2^14, is lost.
     if (problem.v.dtype == DType::kFloat16) model.weight_floor = 0x1p-39;
+  }
+  if (kernel == "mma8") {
+    model.unit_roundoff = 0x1p-22;  // as above
+    // q with fp8: two float16 limbs of a row scaled to 2^14, or one where it holds the element; what is below half the
+    // smallest float16 is lost. With int8: the same, or fixed point with the largest at 2^21.
+    const bool exact = problem.q.dtype != DType::kFloat32 && problem.k.dtype == DType::kFp8E4M3;
+    model.query_error = exact ? 0x1p-39 : 0x1p-22;
+    // Weights with their value scales: exp2 and two float16 limbs cost 2^-22 each; the largest is at least 1 in the
+    // unit they are kept in.
+    model.weight_error = 0x1p-21;
+    model.weight_floor = 0x1p-25;
+  }
+  if (kernel == "prefill") {
+    model.unit_roundoff = 0x1p-22;
+    // A weight is one number of 8 bits, or of 11, and exp2's error comes with it.
+    const bool half = problem.v.dtype == DType::kFloat16;
+    model.weight_error = (half ? 0x1p-11 : 0x1p-8) + 0x1p-21;
+    if (half) model.weight_floor = 0x1p-39;
+  }
+  return model;
+}
+
+// The same of linear maps (model_ops.h).
+inline LinearModel linear_model(DType weights) {
+  LinearModel model;
+  if (weights == DType::kInt8) model.activations = Activations::kInt8Groups;
+  if (weights == DType::kBFloat16) {
+    model.activations = Activations::kBFloat16;
+    model.unit_roundoff = 0x1p-22;
+    model.flushes_subnormals = true;  // what tensor cores do with them is not documented
   }
   return model;
 }

@@ -9,17 +9,18 @@ namespace treeattn::kernels::cuda {
 
 inline constexpr int kGenericTile = 64;   // keys worked on together, on the grid of global positions
 inline constexpr int kGenericRows = 16;   // most rows of an item
-inline constexpr int kGenericLevels = 4;  // log2 of the most leaves with keys of an item
+inline constexpr int kGenericLevels = 4;  // log2 of the most leaves with keys of an item, unless said
+inline constexpr int kMostLevels = 16;    // of any tree
 
 // Shared memory of one block.
 struct GenericScratch {
   float* q;       // [rows, k_dim]
   float* weight;  // [rows, kGenericTile] logits, then weights
   float* shrink;  // [rows]
-  float* stack;   // [kGenericLevels + 1, rows] states; the leaf in the making lies on top
+  float* stack;   // [levels + 1, rows] states; the leaf in the making lies on top
 
-  __host__ __device__ static std::size_t floats(int rows, int k_dim, int v_dim) {
-    return static_cast<std::size_t>(rows) * (k_dim + kGenericTile + 1 + (kGenericLevels + 1) * row_state_floats(v_dim));
+  __host__ __device__ static std::size_t floats(int rows, int k_dim, int v_dim, int levels = kGenericLevels) {
+    return static_cast<std::size_t>(rows) * (k_dim + kGenericTile + 1 + (levels + 1) * row_state_floats(v_dim));
   }
   __device__ GenericScratch(float* memory, int rows, int k_dim)
       : q(memory), weight(q + rows * k_dim), shrink(weight + rows * kGenericTile), stack(shrink + rows) {}
@@ -58,7 +59,8 @@ __device__ inline void generic_tile(const AttentionParams& p, const WorkItem& it
     float& state_l = top[r * row_floats + p.v.dim + 1];
     float* weight = scratch.weight + r * kGenericTile;
     float m = state_m;
-    for (int t = 0; t < count; ++t) m = weight[t] <= m ? m : weight[t];  // a NaN must not be passed over
+    // A NaN must not be passed over, whatever follows it.
+    for (int t = 0; t < count; ++t) m = weight[t] > m || isnan(weight[t]) ? weight[t] : m;
     float sum = 0.0f;
     const float shrink = state_m == merge::kEmptyMax ? 0.0f : merge::state_weight(state_m, m);
     for (int t = 0; t < count; ++t) {
@@ -113,7 +115,7 @@ __device__ inline void generic_node(const AttentionParams& p, const WorkItem& it
   };
   int leaf = next_used(-1);
   if (leaf >= item.leaves) clear(scratch.stack);
-  int leaves[kGenericLevels + 1];  // of the stack
+  int leaves[kMostLevels + 1];  // of the stack
   for (int depth = 0; leaf < item.leaves;) {
     float* top = scratch.stack + depth * block;
     clear(top);

@@ -11,20 +11,41 @@ namespace treeattn::kernels::cuda {
 // Throws Unavailable naming what failed.
 void check(cudaError_t error, const char* what);
 
-// A kernel and how it is started: one block an item.
+// A kernel and how it is started: one block an item, or as many blocks as run at the same time, which take items until
+// none is left.
 struct Launch {
   void (*kernel)(AttentionParams) = nullptr;
   int threads = 0;
   std::size_t shared_bytes = 0;
   const char* name = "";
   ItemLimits limits;
-  int tile = 0;   // keys of a piece, where tensor copies can bring them
-  int slots = 0;  // blocks that run at the same time
+  int tile = 0;        // keys of a piece, where tensor copies can bring them
+  int slots = 0;       // blocks that run at the same time
+  int ring_bytes = 0;  // of K and V that a block has on their way
+  int busy = 0;        // blocks that are enough to keep the memory busy
+  bool takes_items = false;
+  // Started afterwards: computes rows again that came out not finite.
+  void (*redo)(AttentionParams) = nullptr;
+  std::size_t redo_bytes = 0;  // of shared memory
+  bool waits = false;          // the kernel calls wait_for_earlier (dependent_launch.cuh)
 };
+
+inline constexpr int kRedoThreads = 256;
+
+// Parts of find_prefill.
+Launch find_prefill_bf16(int dim);
+Launch find_prefill_f16(int dim);
+// Adds what computes bad rows again. levels: of the largest node.
+void add_redo(const AttentionParams& params, int levels, Launch& launch);
 
 // Parts of find_decode_mma.
 Launch find_decode_bf16(int dim, int rows);
 Launch find_decode_f16(int dim, int rows);
+Launch find_decode_int8(int dim, int rows);
+Launch find_decode_fp8(int dim, int rows);
+
+// The kernel for calls with many queries, on the current GPU; kernel is null where there is none. It needs tensor maps.
+Launch find_prefill(const AttentionParams& params);
 
 // The kernel for calls of this kind, whose items never need more than `rows` rows; it may ask for less. kernel is null
 // where there is none.

@@ -101,7 +101,8 @@ __device__ void merge_group(const AttentionParams& p, const WorkItem& item, int 
   float* const sum = top + kCount * rows;                                      // [kCount, rows]
   auto* const weights = reinterpret_cast<MergeWeights*>(sum + kCount * rows);  // [kCount - 1, rows]
   for (int i = threadIdx.x; i < kCount * rows; i += blockDim.x) {
-    const float2 from = *reinterpret_cast<const float2*>(states + i / rows * stride + i % rows * row_floats + p.v.dim);
+    const float* at = states + i / rows * stride + i % rows * row_floats + p.v.dim;
+    const float2 from = __ldcg(reinterpret_cast<const float2*>(at));
     top[i] = from.x;
     sum[i] = from.y;
   }
@@ -109,7 +110,7 @@ __device__ void merge_group(const AttentionParams& p, const WorkItem& item, int 
   const auto load = [&](int unit) {
     const float* from = states + unit / units * row_floats + unit % units * 4;
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) value[k] = *reinterpret_cast<const float4*>(from + k * stride);
+    for (int k = 0; k < kCount; ++k) value[k] = __ldcg(reinterpret_cast<const float4*>(from + k * stride));
   };
   int unit = threadIdx.x;
   if (unit < rows * units) load(unit);
@@ -160,11 +161,14 @@ __device__ inline void finish_item(const AttentionParams& p, const WorkItem& ite
   if (group.items > 1) {
     bool last = false;
     if (threadIdx.x == 0) {
-      // What the other threads wrote before the barrier is covered too.
-      __threadfence();
-      last = atomicAdd(p.arrived + item.group, 1u) + 1 == static_cast<unsigned>(group.items);
+      // Releases what the block wrote before the barrier, acquires what others released.
+      unsigned before;
+      asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;\n"
+                   : "=r"(before)
+                   : "l"(p.arrived + item.group)
+                   : "memory");
+      last = before + 1 == static_cast<unsigned>(group.items);
       if (last) p.arrived[item.group] = 0;  // for the next call
-      __threadfence();
     }
     if (!__syncthreads_or(last)) return;
   }

@@ -31,7 +31,13 @@ void RankDevice::hold_up(void*) {}
 void RankDevice::store_rows(const KvView&, std::int64_t, std::int64_t, DType, std::byte*, float*) {}
 float* RankDevice::attend(const Problem&) { return nullptr; }
 void RankDevice::attend(const Problem&, float*) {}
+void RankDevice::attend_on_device(const Problem&, float*) {}
+void* RankDevice::step_queries(std::size_t) { return nullptr; }
+std::vector<std::int64_t> RankDevice::prepare_step(const Problem&, void*) { return {}; }
+void RankDevice::send_step(void*) {}
+void RankDevice::step(const KvView&, const KvView&, const StepRows&, float*, void*) {}
 std::string_view RankDevice::kernel() const { return {}; }
 double RankDevice::read_bandwidth(std::size_t) { return 0; }
+double RankDevice::product_rate(std::int64_t) { return 0; }
 
 }  // namespace treeattn::kernels::cuda

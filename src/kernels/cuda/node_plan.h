@@ -40,7 +40,21 @@ class NodePlan {
 
   // States [problem.nodes, rows, v_dim + 2] of K and V on the GPU and q in the host's memory, put on the stream. Valid
   // until the next call.
-  float* run(const Problem& problem);
+  float* run(Problem problem);
+  // The finished result of the whole tree, with q on the GPU too and out [batch, queries, heads, v_dim] there.
+  void run(Problem problem, float* out);
+
+  // The same for calls that are alike but for K and V, the layers of a step, on a stream of the caller's: tables first,
+  // then a copy of them, then the layers. What is put on the stream may be recorded and repeated as long as
+  // prepare_step returns the same. The stream must have done its work when the next step is prepared, and must wait
+  // for this one's before it begins.
+  std::vector<std::int64_t> prepare_step(Problem problem);
+  void send_step(cudaStream_t stream);
+  void step(const KvView& k, const KvView& v, float* out, bool early, cudaStream_t stream);
+  const AttentionParams& step_params() const { return step_params_; }
+  // Memory for q of a step; valid until more is asked for.
+  void* step_queries(std::size_t bytes);
+
   // The one that ran last.
   const char* kernel() const { return kernel_; }
 
@@ -59,6 +73,8 @@ class NodePlan {
   template <class T>
   T* put(Tables& tables, const T* from, std::size_t count);
   void send(const Tables& tables);
+  AttentionParams put_step(Problem& problem, bool q_on_gpu);
+  Launch prepare(const Problem& problem, AttentionParams& params);
   void update_split(const Problem& problem, const Launch& launch);
   const std::byte* put_queries(const QueryView& q);
   void grow(DeviceBuffer& buffer, std::size_t bytes, bool zero);
@@ -73,7 +89,11 @@ class NodePlan {
   const char* kernel_ = "";
   const WorkItem* items_ = nullptr;
   const MergeGroup* groups_ = nullptr;
-  DeviceBuffer workspace_, arrived_, states_;
+  DeviceBuffer workspace_, arrived_, states_, step_queries_;
+  SplitKey step_key_;
+  AttentionParams step_params_;
+  Launch step_launch_;
+  std::int64_t growth_ = 0;  // of any memory: what was recorded holds its address
 };
 
 }  // namespace treeattn::kernels::cuda

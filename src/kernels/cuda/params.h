@@ -60,6 +60,11 @@ struct ItemLimits {
   int levels = 4;  // log2 of the most leaves with keys
 };
 
+// Prefill: rows of an item, the queries of one head.
+inline constexpr int kPrefillRows = 128;
+// Floats of the waiting states of an item's rows, m and l included.
+constexpr int waiting_floats(int v_dim) { return kPrefillRows * (v_dim + 8); }
+
 // Most states that the last block of a group merges at once.
 inline constexpr int kMergeAtOnce = 32;
 
@@ -76,11 +81,13 @@ struct AttentionParams {
   DType q_dtype = DType::kFloat32;
   DeviceKv k, v;
   TensorMap k_map, v_map;
+  TensorMap q_map;                            // prefill only
   bool tensor_copies = false;                 // k_map and v_map can be used
   const std::int64_t* lengths = nullptr;      // [batch]
   const std::int64_t* first_query = nullptr;  // [batch] position of query 0
   std::int64_t first_key = 0;
   std::int64_t most_tokens = 0;  // of any sequence
+  int batch = 0;
   int queries = 0;
   int heads = 0;
   int kv_heads = 0;
@@ -96,9 +103,14 @@ struct AttentionParams {
 
   const WorkItem* items = nullptr;
   const MergeGroup* groups = nullptr;
+  int item_count = 0;
   int rows_per_item = 0;         // rows of the largest item; the stride of item_states
   float* item_states = nullptr;  // [items, rows_per_item, row_state_floats]
   unsigned* arrived = nullptr;   // [groups] zero between calls
+  // Prefill only, whose blocks take one item after the other.
+  float* waiting = nullptr;  // [blocks, waiting_levels, waiting_floats] states that wait for others
+  int waiting_levels = 0;
+  unsigned* bad_rows = nullptr;  // [items, kPrefillRows / 8] bit 4 r: row r of these eight came out not finite
   // One of the two: the states of every node asked for, or the finished result of the whole tree.
   float* states = nullptr;  // [nodes, batch, queries, heads, v_dim + 2]
   std::int64_t rows = 0;    // batch * queries * heads

@@ -4,7 +4,8 @@
 // way a barrier in shared memory says when they are there.
 //
 // Layout: rows are cut into parts of 128 bytes, [parts, kTile, 128], and the 16-byte units of row r are exchanged:
-// unit u lies at u ^ (r % 8), so that the same column of eight rows lies in different banks.
+// unit u lies at u ^ (r % 8), so that the same column of eight rows lies in different banks. Rows of 64 bytes are two
+// to a line of 128: unit u lies at u ^ (r / 2 % 4).
 #pragma once
 
 #include "kernels/cuda/mma.cuh"
@@ -16,10 +17,11 @@ namespace treeattn::kernels::cuda {
 struct StageBarriers {
   std::uint32_t address;
 
-  __device__ void init(int stages, bool tensor_copies) const {
+  // arrivals: how many make a fill.
+  __device__ void init(int stages, int arrivals) const {
     if (threadIdx.x % 32 == 0) {
       for (int i = 0; i < stages; ++i) {
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(address + 8 * i), "r"(tensor_copies ? 1 : 32));
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(address + 8 * i), "r"(arrivals));
       }
 #if __CUDA_ARCH__ >= 900
       asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
@@ -46,37 +48,58 @@ struct StageBarriers {
   }
 };
 
+// Where a tensor map has a token.
+struct MapPlace {
+  int row, outer;
+
+  __device__ MapPlace(int token, int batch) : row(token), outer(batch) {}
+  __device__ MapPlace(const RowSource& source, int token) : row(token), outer(source.batch) {
+    if (source.table == nullptr) return;
+    const unsigned page = source.page_of(token);
+    row = token - static_cast<int>(page * source.page_tokens);
+    outer = source.table[page];
+  }
+};
+
+__device__ inline void prefetch_map(const TensorMap& map) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
+#endif
+}
+
+// A box of a tensor map, by one thread: 128 bytes, from `element` on, of each row of a head.
+__device__ inline void start_box(std::uint32_t to, std::uint32_t barrier, const TensorMap& map, const MapPlace& place,
+                                 int head, int element) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];\n" ::"r"(to),
+      "l"(&map), "r"(element), "r"(head), "r"(place.row), "r"(place.outer), "r"(barrier)
+      : "memory");
+#endif
+}
+
 // kTile rows of kRowBytes.
 template <int kRowBytes, int kTile>
 struct PieceCopy {
-  static constexpr int kParts = (kRowBytes + 127) / 128;
-  static constexpr int kBytes = kParts * kTile * 128;
+  static constexpr int kPitch = kRowBytes > 64 ? 128 : 64;  // make_tensor_map has the same
+  static constexpr int kParts = (kRowBytes + kPitch - 1) / kPitch;
+  static constexpr int kBytes = kParts * kTile * kPitch;
 
   // Address of 16-byte unit `unit` of a row, from the beginning of the piece.
   __device__ static std::uint32_t offset(int row, int unit) {
-    return unit / 8 * (kTile * 128) + row * 128 + ((unit % 8) ^ (row % 8)) * 16;
+    const int exchange = kPitch == 128 ? row % 8 : row / 2 % 4;
+    return unit / kUnits * (kTile * kPitch) + row * kPitch + ((unit % kUnits) ^ exchange) * 16;
   }
 
   // By one lane, for K and V each; keys around the piece may come with it.
   __device__ static void start_tensor(std::uint32_t to, std::uint32_t barrier, const TensorMap& map,
                                       const RowSource& source, int head, int first) {
-#if __CUDA_ARCH__ >= 900
-    int outer = source.batch, row = first;
-    if (source.table != nullptr) {
-      const unsigned page = source.page_of(first);
-      row = first - static_cast<int>(page * source.page_tokens);
-      outer = source.table[page];
-    }
+    const MapPlace place(source, first);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      asm volatile(
-          "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
-          "%5}], [%6];\n" ::"r"(to + part * kTile * 128),
-          "l"(&map), "r"(part * (128 / static_cast<int>(source.element_bytes))), "r"(head), "r"(row), "r"(outer),
-          "r"(barrier)
-          : "memory");
+      start_box(to + part * kTile * kPitch, barrier, map, place, head, part * (kPitch / source.element_bytes));
     }
-#endif
   }
   __device__ static void expect(std::uint32_t barrier, int bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -86,10 +109,10 @@ struct PieceCopy {
 
   // By the whole warp. Rows that are not keys of the piece become zeros.
   __device__ static void start_rows(std::uint32_t to, const RowSource& source, const Piece& piece) {
-    constexpr int kUnits = kRowBytes / 16;
+    constexpr int kUsed = kRowBytes / 16;
 #pragma unroll 1
-    for (int i = threadIdx.x % 32; i < kTile * kUnits; i += 32) {
-      const int row = i / kUnits, unit = i % kUnits;
+    for (int i = threadIdx.x % 32; i < kTile * kUsed; i += 32) {
+      const int row = i / kUsed, unit = i % kUsed;
       const int token = piece.first + row;
       const bool valid = token >= piece.begin && token < piece.end;
       copy_async_16(to + offset(row, unit), source.row(valid ? token : piece.begin) + unit * 16, valid);
@@ -103,8 +126,8 @@ struct PieceCopy {
   // Rows that a tensor copy brought along and that are not keys of the piece become zeros: a weight of zero times
   // garbage may not be zero.
   __device__ static void clear_others(std::uint32_t piece_address, const Piece& piece) {
-    for (int i = threadIdx.x % 32; i < kParts * kTile * 8; i += 32) {
-      const int token = piece.first + i / 8 % kTile;
+    for (int i = threadIdx.x % 32; i < kParts * kTile * kUnits; i += 32) {
+      const int token = piece.first + i / kUnits % kTile;
       if (token < piece.begin || token >= piece.end) {
         asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};\n" ::"r"(piece_address + i * 16), "r"(0) : "memory");
       }
@@ -117,6 +140,9 @@ struct PieceCopy {
     asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 #endif
   }
+
+ private:
+  static constexpr int kUnits = kPitch / 16;  // of a row of a part
 };
 
 }  // namespace treeattn::kernels::cuda

@@ -23,15 +23,31 @@ struct ItemKeys {
   int leaf_chunks;  // contiguous placement: chunks of a leaf; 0: cyclic
   unsigned brev_shift;
 
-  __device__ ItemKeys(const AttentionParams& p, const WorkItem& item) {
-    Range any = visible(p, item.batch, item.query0), all = any;
+  __device__ ItemKeys(const AttentionParams& p, const SequenceFacts& sequence, const WorkItem& item) {
+    Range any = visible(p, sequence, item.query0), all = any;
 #pragma unroll 1
     for (int i = 1; i < item.queries; ++i) {
-      const Range one = visible(p, item.batch, item.query0 + i);
+      const Range one = visible(p, sequence, item.query0 + i);
       all = {max(all.begin, one.begin), min(all.end, one.end)};
       if (one.begin >= one.end) continue;
       any = any.begin >= any.end ? one : Range{min(any.begin, one.begin), max(any.end, one.end)};
     }
+    set(p, item, any, all);
+  }
+  // The same from the first and the last query alone, for many of them: ranges move on with the query. Some of the
+  // keys may be seen by nobody.
+  __device__ static ItemKeys of_many(const AttentionParams& p, const WorkItem& item) {
+    const Range first = range_of(p, item.batch, item.query0);
+    const Range last = range_of(p, item.batch, item.query0 + item.queries - 1);
+    const Range any = first.begin < last.end ? Range{first.begin, last.end} : Range{0, 0};
+    ItemKeys keys;
+    keys.set(p, item, any, {min(last.begin, p.most_tokens), max(first.end, std::int64_t{0})});
+    return keys;
+  }
+
+ private:
+  __device__ ItemKeys() {}
+  __device__ void set(const AttentionParams& p, const WorkItem& item, const Range& any, const Range& all) {
     begin = static_cast<int>(any.begin);
     end = static_cast<int>(any.end);
     all_begin = static_cast<int>(all.begin);
@@ -54,6 +70,7 @@ struct ItemKeys {
     }
   }
 
+ public:
   // plan::first_chunk and plan::next_chunk in 32 bits; past last_chunk where there is none.
   __device__ int first_chunk_of(int leaf) const {
     if (leaf_chunks == 0) {
@@ -100,14 +117,14 @@ struct Piece {
   int begin, end;
 };
 
-// Walks the pieces of one warp: leaf by leaf, chunk by chunk.
-template <int kTile>
+// Walks the pieces of one of those who share them: leaf by leaf, chunk by chunk.
+template <int kTile, int kSharers = kMmaWarps>
 class PieceWalk {
  public:
   // Stands before the first piece. first_leaf: where the item's walk begins.
   __device__ PieceWalk(const LeafWalk& first_leaf, int warp) : at_(first_leaf), warp_(warp) {}
   __device__ Piece next(const ItemKeys& keys) {
-    first_ += kMmaWarps * kTile;
+    first_ += kSharers * kTile;
     while (first_ >= end_ && !at_.done(keys)) {
       if (begun_) {
         at_.chunk = keys.next_chunk_of(keys.first_leaf + at_.leaf, at_.chunk);
@@ -126,8 +143,8 @@ class PieceWalk {
     begin_ = max(keys.begin, start);
     end_ = min(keys.end, start + keys.chunk_tokens);
     first_ = start + warp_ * kTile;
-    if (begin_ > start) first_ += (begin_ - start) / (kMmaWarps * kTile) * (kMmaWarps * kTile);
-    if (first_ + kTile <= begin_) first_ += kMmaWarps * kTile;
+    if (begin_ > start) first_ += (begin_ - start) / (kSharers * kTile) * (kSharers * kTile);
+    if (first_ + kTile <= begin_) first_ += kSharers * kTile;
   }
   LeafWalk at_;
   int warp_;

@@ -12,13 +12,20 @@ namespace treeattn::kernels::cuda {
 // results.
 AttentionParams params_of(const Problem& problem);
 
-// Floats of AttentionParams::item_states.
-std::size_t workspace_floats(const Problem& problem, const Work& work);
-
 // The kernel for the call, ready to be started on the current GPU, with what it wants to know of K and V put into
-// params, whose pointers to q, K and V are set. split_work(problem, launch.limits, launch.slots) cuts the call for it.
+// params, whose pointers to q, K and V are set.
 Launch prepare_launch(const Problem& problem, int multiprocessors, AttentionParams& params);
-// Starts it on the current GPU; `items` blocks.
-void start(const Launch& launch, AttentionParams& params, std::size_t items, void* stream);
+// The call cut for that kernel.
+Work split(const Problem& problem, const Launch& launch);
+// Memory of the GPU: a copy of the work's lists, work.workspace_bytes that may hold anything, work.counters zeros.
+struct WorkMemory {
+  const WorkItem* items = nullptr;
+  const MergeGroup* groups = nullptr;
+  std::byte* workspace = nullptr;
+  unsigned* counters = nullptr;
+};
+void set_work(const Work& work, const WorkMemory& memory, AttentionParams& params);
+// Starts it on the current GPU. early: while the kernel before it is running, if it can wait for that.
+void start(const Launch& launch, AttentionParams& params, void* stream, bool early = false);
 
 }  // namespace treeattn::kernels::cuda

@@ -91,11 +91,33 @@ class RankDevice {
   // The same into the host's memory; done when it returns.
   void attend(const Problem& problem, float* states);
 
+  // The finished result of the whole tree, with q in this GPU's memory too; out [batch, queries, heads, v_dim] there.
+  void attend_on_device(const Problem& problem, float* out);
+
+  // A decode step of a rank that carries everything, layer by layer, on a stream of the caller's, with q, k, v and out
+  // in this GPU's memory. First prepare_step, with the problem of any layer, whose q is step_queries(); what it returns
+  // is all that the rest depends on beside the content of memory: so the rest may be recorded and repeated. The
+  // caller's stream must be done with the last step when the next is prepared.
+  struct StepRows {
+    const float* q = nullptr;       // [rows, heads, dim], not yet turned
+    const float* k = nullptr;       // [rows, kv_heads, dim], the same
+    const float* v = nullptr;       // the same shape
+    const float* angles = nullptr;  // [rows, 2, dim / 2] cosines, then sines
+  };
+  void* step_queries(std::size_t bytes);
+  std::vector<std::int64_t> prepare_step(const Problem& problem, void* stream);
+  void send_step(void* stream);
+  // Turns q and k, stores k and v as the last token of every sequence, and attends. K and V of float32, float16 or
+  // bfloat16, with one head dim.
+  void step(const KvView& k, const KvView& v, const StepRows& rows, float* out, void* stream);
+
   // The kernel that the last of these calls used, as CudaPlan::kernel() names it; empty before.
   std::string_view kernel() const;
 
   // GB/s (1e9 bytes) of a plain read of so many bytes, the best of three.
   double read_bandwidth(std::size_t bytes);
+  // TFLOP/s of a product of two bfloat16 matrices of this size, by cuBLASLt, the best of three.
+  double product_rate(std::int64_t size);
 
  private:
   struct Impl;

@@ -106,6 +106,15 @@ __global__ void convert_kernel(const __grid_constant__ RowConversion c) {
   }
 }
 
+__global__ void noise_kernel(std::uint16_t* to, std::size_t count, std::uint32_t seed) {
+  const std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x;
+  if (i >= count) return;
+  std::uint32_t bits = (static_cast<std::uint32_t>(i) + seed) * 0x9e3779b9u;
+  bits = (bits ^ (bits >> 15)) * 0x85ebca6bu;
+  bits ^= bits >> 13;
+  to[i] = static_cast<std::uint16_t>(0x3f00u + (bits & 0x80ffu));
+}
+
 __global__ void read_kernel(const uint4* data, std::size_t count, unsigned* sink) {
   unsigned sum = 0;
   const std::size_t step = std::size_t{gridDim.x} * blockDim.x;
@@ -131,6 +140,12 @@ void convert_rows(const RowConversion& conversion, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((rows + kWarps - 1) / kWarps);
   convert_kernel<<<blocks, kWarps * kLanes, 0, stream>>>(conversion);
   check(cudaGetLastError(), "conversion of rows");
+}
+
+void fill_noise(std::uint16_t* to, std::size_t count, std::uint32_t seed, cudaStream_t stream) {
+  if (count == 0) return;
+  noise_kernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(to, count, seed);
+  check(cudaGetLastError(), "random numbers");
 }
 
 void read_all(const void* data, std::size_t bytes, unsigned* sink, cudaStream_t stream) {

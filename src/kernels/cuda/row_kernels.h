@@ -27,6 +27,9 @@ struct RowConversion {
 };
 void convert_rows(const RowConversion& conversion, cudaStream_t stream);
 
+// Random bfloat16 numbers between 0.5 and 2, of either sign.
+void fill_noise(std::uint16_t* to, std::size_t count, std::uint32_t seed, cudaStream_t stream);
+
 // Reads `bytes` (a multiple of 16) and writes one number.
 void read_all(const void* data, std::size_t bytes, unsigned* sink, cudaStream_t stream);
 

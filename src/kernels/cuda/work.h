@@ -13,9 +13,16 @@ struct Work {
   std::vector<WorkItem> items;  // in the order they are launched
   std::vector<MergeGroup> groups;
   int rows_per_item = 0;
+  std::size_t workspace_bytes = 0;  // of all blocks
+  std::size_t counters = 0;
+  // Prefill only.
+  int waiting_levels = 0;          // states of a block that wait at the same time
+  std::size_t bad_rows_bytes = 0;  // of the workspace, at its beginning
 };
 
-// slots: blocks that run at the same time. How it is cut changes no bits.
-Work split_work(const Problem& problem, ItemLimits limits, int slots);
+// slots: blocks that run at the same time; busy: how many of them keep the memory busy. How it is cut changes no bits.
+Work split_work(const Problem& problem, ItemLimits limits, int slots, int busy);
+// The same for prefill, whose items are cut by queries alone.
+Work split_prefill(const Problem& problem, int slots);
 
 }  // namespace treeattn::kernels::cuda

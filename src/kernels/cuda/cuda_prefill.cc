@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which calls the prefill kernel serves.
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/launch.h"
+
+namespace treeattn::kernels::cuda {
+namespace {
+
+constexpr int kFewestQueries = 64;  // of these a block of 128 rows is half full
+
+// The kernel is compiled for this very architecture and no later one.
+bool gpu_is_hopper() {
+  int gpu = 0, major = 0, minor = 0;
+  return cudaGetDevice(&gpu) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu) == cudaSuccess &&
+         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu) == cudaSuccess && major == 9 &&
+         minor == 0;
+}
+
+}  // namespace
+
+Launch find_prefill(const AttentionParams& p) {
+  const bool same_type = p.k.dtype == p.q_dtype && p.v.dtype == p.q_dtype && p.k.dim == p.v.dim;
+  const bool q_aligned = reinterpret_cast<std::uintptr_t>(p.q) % 16 == 0 && p.q_batch_stride % 8 == 0 &&
+                         p.q_query_stride % 8 == 0 && p.q_head_stride % 8 == 0;
+  const bool plain = p.softcap == 0 && p.alibi_slopes == nullptr && p.scale > 0;
+  // Positions are 32-bit numbers in this kernel.
+  const bool short_enough =
+      p.first_key + p.most_tokens < (std::int64_t{1} << 30) && p.order.chunk_tokens < (std::int64_t{1} << 30);
+  if (p.queries < kFewestQueries || !same_type || !q_aligned || !plain || !short_enough || !gpu_is_hopper()) return {};
+  if (p.q_dtype == DType::kBFloat16) return find_prefill_bf16(p.k.dim);
+  if (p.q_dtype == DType::kFloat16) return find_prefill_f16(p.k.dim);
+  return {};
+}
+
+}  // namespace treeattn::kernels::cuda

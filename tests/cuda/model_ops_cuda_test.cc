@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations of a decoder layer on a GPU against double precision. The bounds are derived in
+// src/kernels/reference/model_reference.cc.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/half.h"
+#include "kernels/cuda/error_model.h"
+#include "kernels/model_ops.h"
+#include "kernels/reference/model_reference.h"
+#include "treeattn/cuda.h"
+#include "treeattn/error.h"
+
+namespace treeattn::kernels {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr DType kWeightTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt8};
+constexpr Pass kPasses[] = {Pass::kDecode, Pass::kPrefill};
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+std::uint64_t seed() {
+  static const std::uint64_t chosen = [] {
+    const char* forced = std::getenv("TREEATTN_SEED");
+    const std::uint64_t value = forced ? std::strtoull(forced, nullptr, 10) : std::random_device()();
+    std::printf("TREEATTN_SEED=%llu\n", static_cast<unsigned long long>(value));
+    return value;
+  }();
+  return chosen;
+}
+
+bool same_bits(const float* a, const float* b, std::size_t count) {
+  return std::memcmp(a, b, count * sizeof(float)) == 0;
+}
+
+// Worst error in units of its bound, of all tests of a kind.
+void expect_within(const std::vector<float>& got, const BoundedValues& want, const std::string& what) {
+  ASSERT_EQ(got.size(), want.value.size()) << what;
+  double worst = 0;
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double error = error_in_bounds(got[i], want.value[i], want.bound[i]);
+    if (!(error <= worst)) worst = error, at = i;
+  }
+  EXPECT_LE(worst, 1.0) << what << ": [" << at << "] = " << got[at] << ", wanted " << want.value[at] << " +- "
+                        << want.bound[at];
+}
+
+class CudaModelOps : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda_problem().empty()) GTEST_SKIP() << "*** SKIPPED: " << cuda_problem() << " ***";
+    ops_ = cuda_model_ops(0);
+  }
+
+  std::vector<float> normal(std::int64_t count, float size = 1.0f) {
+    std::vector<float> result(index(count));
+    std::normal_distribution<float> draw(0.0f, size);
+    for (float& x : result) x = draw(engine_);
+    return result;
+  }
+  std::int64_t below(std::int64_t end) { return std::uniform_int_distribution<std::int64_t>(0, end - 1)(engine_); }
+
+  // GPU memory with a copy of something.
+  class There {
+   public:
+    There(ModelOps& ops, const void* from, std::size_t bytes) : ops_(ops), data_(ops.allocate(bytes)) {
+      if (bytes > 0) ops.from_host(data_, from, bytes);
+    }
+    There(ModelOps& ops, const std::vector<float>& from) : There(ops, from.data(), from.size() * sizeof(float)) {}
+    ~There() { ops_.release(data_); }
+    There(const There&) = delete;
+    There& operator=(const There&) = delete;
+    template <class T = float>
+    T* get() const {
+      return static_cast<T*>(data_);
+    }
+    std::vector<float> back(std::int64_t count) const {
+      std::vector<float> out(index(count));
+      ops_.to_host(out.data(), data_, out.size() * sizeof(float));
+      return out;
+    }
+
+   private:
+    ModelOps& ops_;
+    void* data_;
+  };
+
+  // A weight matrix here and there.
+  struct Weights {
+    Weights(ModelOps& ops, const std::vector<float>& values, DType dtype, std::int64_t rows, std::int64_t cols)
+        : data(values.size() * dtype_size(dtype)), here{nullptr, dtype, rows, cols, nullptr, 0} {
+      if (dtype == DType::kInt8) {
+        ThreadPool pool(1);
+        scales.resize(values.size() / kWeightGroup);
+        const WeightMatrix plain{values.data(), DType::kFloat32, rows, cols, nullptr, 0};
+        quantize_weights(plain, reinterpret_cast<std::int8_t*>(data.data()), scales.data(), pool);
+        here.group = kWeightGroup;
+      } else {
+        const std::size_t size = dtype_size(dtype);
+        for (std::size_t i = 0; i < values.size(); ++i) base::store_from_float(&data[i * size], values[i], dtype);
+      }
+      here.data = data.data();
+      if (dtype == DType::kInt8) here.scales = scales.data();
+      data_there = std::make_unique<There>(ops, data.data(), data.size());
+      scales_there = std::make_unique<There>(ops, scales);
+      there = here;
+      there.data = data_there->get<void>();
+      if (dtype == DType::kInt8) there.scales = scales_there->get();
+    }
+    std::vector<std::byte> data;
+    std::vector<float> scales;
+    WeightMatrix here, there;
+    std::unique_ptr<There> data_there, scales_there;
+  };
+
+  std::vector<float> linear(const Weights& w, const std::vector<float>& x, Pass pass) {
+    const std::int64_t rows = static_cast<std::int64_t>(x.size()) / w.here.cols;
+    ops_->begin({pass, {}, {}, {}});
+    const There x_there(*ops_, x);
+    const There y(*ops_, std::vector<float>(index(rows * w.here.rows), kNan));
+    ops_->linear(w.there, x_there.get(), rows, y.get(), false);
+    return y.back(rows * w.here.rows);
+  }
+
+  static std::int64_t accepted_cols(DType dtype, std::int64_t cols) {
+    return dtype == DType::kInt8 ? (cols + kWeightGroup - 1) / kWeightGroup * kWeightGroup : cols;
+  }
+
+  std::mt19937_64 engine_{seed()};
+  std::unique_ptr<ModelOps> ops_;
+};
+
+struct Shape {
+  std::int64_t rows, cols;
+};
+// Odd sizes, which go one way; multiples of 8, which go the other; whole and broken tiles and groups of columns.
+constexpr Shape kShapes[] = {{1, 1},    {3, 5},     {7, 31},    {66, 130},  {11, 1031}, {1, 8},
+                             {16, 128}, {24, 1024}, {40, 1032}, {72, 2056}, {33, 264},  {17, 4096}};
+constexpr std::int64_t kRows[] = {1, 2, 7, 8, 9, 16, 17, 33};
+
+std::string name_of(DType dtype, Shape shape, std::int64_t rows, Pass pass) {
+  return std::string(dtype_name(dtype)) + " [" + std::to_string(shape.rows) + ", " + std::to_string(shape.cols) +
+         "], " + std::to_string(rows) + " rows, " + (pass == Pass::kDecode ? "decode" : "prefill");
+}
+
+TEST_F(CudaModelOps, LinearIsWithinItsBound) {
+  for (const DType dtype : kWeightTypes) {
+    for (Shape shape : kShapes) {
+      shape.cols = accepted_cols(dtype, shape.cols);
+      const Weights w(*ops_, normal(shape.rows * shape.cols, 0.1f), dtype, shape.rows, shape.cols);
+      for (const std::int64_t rows : kRows) {
+        const std::vector<float> x = normal(rows * shape.cols), before = normal(rows * shape.rows);
+        for (const Pass pass : kPasses) {
+          const std::string what = name_of(dtype, shape, rows, pass);
+          expect_within(linear(w, x, pass), reference_linear(w.here, x, {}, cuda::linear_model(dtype)), what);
+          const There x_there(*ops_, x), y(*ops_, before);
+          ops_->linear(w.there, x_there.get(), rows, y.get(), true);
+          expect_within(y.back(rows * shape.rows), reference_linear(w.here, x, before, cuda::linear_model(dtype)),
+                        what + ", added");
+        }
+      }
+    }
+  }
+}
+
+// A row alone and with others: the same bits, in decode and in prefill, each for itself.
+TEST_F(CudaModelOps, RowsOfALinearMapDependOnNothingElse) {
+  constexpr std::int64_t kAll = 700;
+  for (const DType dtype : kWeightTypes) {
+    for (Shape shape : {Shape{152, 72}, Shape{67, 1031}, Shape{128, 2048}, Shape{1024, 4096}}) {
+      shape.cols = accepted_cols(dtype, shape.cols);
+      const std::int64_t all = dtype == DType::kBFloat16 ? kAll : 40;
+      const Weights w(*ops_, normal(shape.rows * shape.cols), dtype, shape.rows, shape.cols);
+      std::vector<float> x = normal(all * shape.cols);
+      x[index(7 * shape.cols + below(shape.cols))] = kNan;  // one row spoils itself only
+      for (const Pass pass : kPasses) {
+        const std::vector<float> together = linear(w, x, pass);
+        for (const std::int64_t rows : {1, 2, 5, 8, 9, 16, 17, 33, 200, 256, 513}) {
+          if (rows > all) continue;
+          const std::int64_t first = below(all - rows + 1);
+          const std::vector<float> part(x.begin() + first * shape.cols, x.begin() + (first + rows) * shape.cols);
+          const std::vector<float> alone = linear(w, part, pass);
+          EXPECT_TRUE(same_bits(alone.data(), together.data() + first * shape.rows, alone.size()))
+              << name_of(dtype, shape, rows, pass) << " from row " << first;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaModelOps, LinearPassesOnWhatIsNotFinite) {
+  for (const DType dtype : kWeightTypes) {
+    const Shape shape{6, 96};
+    std::vector<float> values = normal(shape.rows * shape.cols);
+    for (float& value : values) value = std::fabs(value) + 0.5f;
+    const Weights w(*ops_, values, dtype, shape.rows, shape.cols);
+    for (const std::int64_t rows : {1, 2, 9}) {
+      for (const float bad : {kNan, kInf, -kInf}) {
+        std::vector<float> x = normal(rows * shape.cols);
+        x[index((rows - 1) * shape.cols + below(shape.cols))] = bad;
+        const std::vector<float> y = linear(w, x, Pass::kDecode);
+        expect_within(y, reference_linear(w.here, x, {}, cuda::linear_model(dtype)),
+                      name_of(dtype, shape, rows, Pass::kDecode));
+      }
+    }
+  }
+}
+
+// Several maps at once, and the whole feed-forward part: the bits of the single calls.
+TEST_F(CudaModelOps, CallsThatDoSeveralThingsDoThemAlike) {
+  for (const DType dtype : kWeightTypes) {
+    const std::int64_t hidden = 288, dim = 416;
+    const Weights a(*ops_, normal(160 * hidden, 0.1f), dtype, 160, hidden);
+    const Weights b(*ops_, normal(40 * hidden, 0.1f), dtype, 40, hidden);
+    const Weights gate(*ops_, normal(dim * hidden, 0.1f), dtype, dim, hidden);
+    const Weights up(*ops_, normal(dim * hidden, 0.1f), dtype, dim, hidden);
+    const Weights down(*ops_, normal(hidden * dim, 0.1f), dtype, hidden, dim);
+    const There norm(*ops_, normal(hidden));
+    for (const Pass pass : kPasses) {
+      for (const std::int64_t rows : {1, 5, 16, 37}) {
+        ops_->begin({pass, {}, {}, {}});
+        const std::string what = name_of(dtype, {dim, hidden}, rows, pass);
+        const std::vector<float> x = normal(rows * hidden);
+        const There x_there(*ops_, x), normed(*ops_, x), single(*ops_, x);
+        const There ya(*ops_, normal(rows * 160)), yb(*ops_, normal(rows * 40)), ya2(*ops_, normal(rows * 160)),
+            yb2(*ops_, normal(rows * 40)), yc2(*ops_, normal(rows * 40));
+        ops_->rms_norm(x_there.get(), norm.get(), 1e-5f, rows, hidden, normed.get());
+        ops_->linear(a.there, normed.get(), rows, ya.get(), false);
+        ops_->linear(b.there, normed.get(), rows, yb.get(), false);
+        const Projection both[] = {{a.there, ya2.get()}, {b.there, yb2.get()}, {b.there, yc2.get()}};
+        ops_->norm_linear(x_there.get(), norm.get(), 1e-5f, rows, normed.get(), both);
+        EXPECT_TRUE(same_bits(ya.back(rows * 160).data(), ya2.back(rows * 160).data(), index(rows * 160))) << what;
+        EXPECT_TRUE(same_bits(yb.back(rows * 40).data(), yb2.back(rows * 40).data(), index(rows * 40))) << what;
+        EXPECT_TRUE(same_bits(yb.back(rows * 40).data(), yc2.back(rows * 40).data(), index(rows * 40))) << what;
+
+        const There gate_up(*ops_, normal(2 * rows * dim)), activated(*ops_, normal(rows * dim));
+        ops_->rms_norm(single.get(), norm.get(), 1e-5f, rows, hidden, normed.get());
+        ops_->linear(gate.there, normed.get(), rows, gate_up.get(), false);
+        ops_->linear(up.there, normed.get(), rows, gate_up.get() + rows * dim, false);
+        ops_->swiglu(gate_up.get(), 1, rows * dim, activated.get());
+        ops_->linear(down.there, activated.get(), rows, single.get(), true);
+        ops_->feed_forward(
+            {norm.get(), 1e-5f, gate.there, up.there, down.there, normed.get(), gate_up.get(), activated.get()}, rows,
+            x_there.get());
+        EXPECT_TRUE(
+            same_bits(single.back(rows * hidden).data(), x_there.back(rows * hidden).data(), index(rows * hidden)))
+            << what;
+      }
+    }
+  }
+}
+
+TEST_F(CudaModelOps, EmbedTakesRowsOfTheTable) {
+  for (const DType dtype : kWeightTypes) {
+    for (Shape shape : {Shape{1, 1}, Shape{11, 37}, Shape{50, 320}}) {
+      shape.cols = accepted_cols(dtype, shape.cols);
+      const Weights w(*ops_, normal(shape.rows * shape.cols), dtype, shape.rows, shape.cols);
+      std::vector<std::int32_t> tokens(60);
+      for (auto& token : tokens) token = static_cast<std::int32_t>(below(shape.rows));
+      const There x(*ops_, std::vector<float>(tokens.size() * index(shape.cols), kNan));
+      ops_->embed(w.there, tokens, x.get());
+      expect_within(x.back(60 * shape.cols), reference_embed(w.here, tokens), name_of(dtype, shape, 60, Pass::kDecode));
+    }
+  }
+}
+
+TEST_F(CudaModelOps, RmsNorm) {
+  for (const std::int64_t dim : {1, 2, 7, 33, 129, 2048, 4096}) {
+    for (const std::int64_t rows : {1, 3, 40}) {
+      for (const float size : {1e-3f, 1.0f, 1e6f}) {
+        const std::vector<float> x = normal(rows * dim, size), weight = normal(dim);
+        const There x_there(*ops_, x), weight_there(*ops_, weight), y(*ops_, x);
+        ops_->rms_norm(x_there.get(), weight_there.get(), 1e-5f, rows, dim, y.get());
+        const std::vector<float> got = y.back(rows * dim);
+        expect_within(got, reference_rms_norm(x, weight, 1e-5f), std::to_string(dim));
+        ops_->rms_norm(x_there.get() + (rows - 1) * dim, weight_there.get(), 1e-5f, 1, dim, x_there.get());
+        EXPECT_TRUE(same_bits(x_there.back(dim).data(), got.data() + (rows - 1) * dim, index(dim)));
+      }
+    }
+  }
+}
+
+TEST_F(CudaModelOps, Swiglu) {
+  for (const std::int64_t dim : {1, 3, 31, 8192}) {
+    for (const std::int64_t rows : {1, 5}) {
+      for (const float size : {1e-6f, 1.0f, 30.0f, 1e4f}) {
+        const std::vector<float> gate_up = normal(2 * rows * dim, size);
+        const There from(*ops_, gate_up), y(*ops_, gate_up);
+        ops_->swiglu(from.get(), rows, dim, y.get());
+        expect_within(y.back(rows * dim), reference_swiglu(gate_up, dim), std::to_string(dim));
+      }
+    }
+  }
+}
+
+TEST_F(CudaModelOps, RopeAtAnyPosition) {
+  for (const std::int64_t dim : {2, 6, 64, 128}) {
+    std::vector<double> frequencies;
+    for (std::int64_t i = 0; i < dim / 2; ++i) {
+      frequencies.push_back(std::pow(500000.0, -2.0 * static_cast<double>(i) / static_cast<double>(dim)));
+    }
+    for (const std::int64_t heads : {1, 3, 32}) {
+      const std::vector<std::int64_t> positions = {0, 1, 2, 4095, 131071, (1 << 20) + 3, (std::int64_t{1} << 24) + 1};
+      const auto rows = static_cast<std::int64_t>(positions.size());
+      const std::vector<float> x = normal(rows * heads * dim);
+      const There y(*ops_, x);
+      ops_->rope(y.get(), rows, heads, dim, positions, frequencies);
+      const std::vector<float> got = y.back(rows * heads * dim);
+      expect_within(got, reference_rope(x, heads, positions, frequencies), std::to_string(dim));
+      EXPECT_TRUE(same_bits(x.data(), got.data(), index(heads * dim))) << "position 0 turns nothing";
+    }
+  }
+}
+
+TEST_F(CudaModelOps, BadCallsAreRefused) {
+  const Weights w(*ops_, normal(64), DType::kBFloat16, 2, 32);
+  const std::vector<std::int32_t> beyond{2};
+  EXPECT_THROW(ops_->embed(w.there, beyond, nullptr), InvalidArgument);
+  WeightMatrix broken = w.there;
+  broken.dtype = DType::kFp8E4M3;
+  EXPECT_THROW(ops_->linear(broken, nullptr, 1, nullptr, false), InvalidArgument);
+  EXPECT_THROW(ops_->allocate(std::size_t{1} << 60), Unavailable);
+  EXPECT_THROW(cuda_model_ops(1000), Unavailable);
+  ops_->linear(w.there, nullptr, 0, nullptr, false);  // no rows are no work
+}
+
+}  // namespace
+}  // namespace treeattn::kernels

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls with many queries on the GPU: against the oracle, and with the same bits however the tree is cut.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+
+#include "device_case.h"
+#include "kernels/cuda/error_model.h"
+#include "kernels/cuda/rank_device.h"
+#include "kernels/problem.h"
+#include "treeattn/cuda.h"
+#include "treeattn/state.h"
+
+namespace treeattn::kernels {
+namespace {
+
+struct Output {
+  std::vector<float> out, lse;
+
+  Output(const Case& shape)
+      : out(static_cast<std::size_t>(shape.batch * shape.queries * shape.heads * shape.v_dim)),
+        lse(static_cast<std::size_t>(shape.batch * shape.queries * shape.heads)) {}
+  bool same_bits_as(const Output& other) const {
+    return std::memcmp(out.data(), other.out.data(), out.size() * 4) == 0 &&
+           std::memcmp(lse.data(), other.lse.data(), lse.size() * 4) == 0;
+  }
+  double error(const ReferenceResult& want) const {
+    double worst = 0;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      worst = std::max(worst, error_in_bounds(out[i], want.out[i], want.out_bound[i]));
+    }
+    for (std::size_t i = 0; i < lse.size(); ++i) {
+      worst = std::max(worst, error_in_bounds(lse[i], want.lse[i], want.lse_bound[i]));
+    }
+    return worst;
+  }
+};
+
+std::vector<float> read(const DeviceMemory& memory, std::size_t floats) {
+  std::vector<float> out(floats);
+  cuda_check(cudaDeviceSynchronize(), "run");
+  cuda_check(cudaMemcpy(out.data(), memory.as<float>(), floats * sizeof(float), cudaMemcpyDeviceToHost), "copy back");
+  return out;
+}
+
+Output finished(const CaseData& data, std::span<const float> states) {
+  Output out(data.shape());
+  finalize_states(states, data.shape().v_dim, data.options().sinks, out.out, out.lse);
+  return out;
+}
+
+// One case in every way it can be asked for.
+class PrefillCase {
+ public:
+  explicit PrefillCase(const CaseData& from)
+      : data(from), device(from), plan(0, device.input(), from.options()), whole(from.shape()) {
+    const DeviceMemory out(whole.out.size() * 4), lse(whole.lse.size() * 4);
+    for (int i = 0; i < 2; ++i) {  // the second call finds the counters of the first
+      cuda_check(cudaMemset(out.as<void>(), 0xff, whole.out.size() * 4), "poison");
+      cuda_check(cudaMemset(lse.as<void>(), 0xff, whole.lse.size() * 4), "poison");
+      plan.attention(out.as<float>(), lse.as<float>(), nullptr);
+      whole.out = read(out, whole.out.size());
+      whole.lse = read(lse, whole.lse.size());
+    }
+  }
+  double error() const {
+    const Problem problem = make_problem(data.input(), data.options());
+    return whole.error(reference_attention(problem, cuda::error_model(plan.kernel(), problem)));
+  }
+  // The state of the root, finished on the host: the logarithm is another library's.
+  bool states_agree() {
+    const std::size_t floats = whole.lse.size() * state_floats(data.shape().v_dim);
+    const DeviceMemory states(floats * 4);
+    cuda_check(cudaMemset(states.as<void>(), 0xff, floats * 4), "poison");
+    plan.attention_states(states.as<float>(), nullptr);
+    root = read(states, floats);
+    const Output got = finished(data, root);
+    return std::memcmp(got.out.data(), whole.out.data(), got.out.size() * 4) == 0;
+  }
+  // The tree in nodes of 2^level leaves and one of half as many, merged here.
+  bool nodes_agree(int level) {
+    const ReductionOrder& order = data.shape().order;
+    const int levels = plan::log2_exact(order.branches);
+    if (level >= levels) return true;
+    plan::NodeSet nodes;
+    for (int i = 0; i < 1 << (levels - level); ++i) nodes.push_back({level, i});
+    AttentionInput in = device.input();
+    in.q = data.input().q;
+    AttentionOptions options = data.options();
+    options.sinks = {};
+    const Problem problem = make_problem(in, options, &nodes);
+    const std::size_t floats = root.size();
+    std::vector<float> states(nodes.size() * floats);
+    rank.attend(problem, states.data());
+    if (rank.kernel() != plan.kernel()) return false;
+    for (std::size_t width = 1; width < nodes.size(); width *= 2) {
+      for (std::size_t i = 0; i < nodes.size(); i += 2 * width) {
+        merge_states(std::span(states).subspan(i * floats, floats),
+                     std::span<const float>(states).subspan((i + width) * floats, floats), data.shape().v_dim);
+      }
+    }
+    return std::memcmp(states.data(), root.data(), floats * 4) == 0;
+  }
+
+  const CaseData& data;
+  DeviceCase device;
+  CudaPlan plan;
+  cuda::RankDevice rank{0};
+  Output whole;
+  std::vector<float> root;
+};
+
+bool on_hopper() {
+  const CudaDevice device = cuda_devices().front();
+  return device.compute_major == 9 && device.compute_minor == 0;
+}
+
+class CudaPrefill : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda_problem().empty()) GTEST_SKIP() << "*** SKIPPED: " << cuda_problem() << " ***";
+    if (!on_hopper()) GTEST_SKIP() << "*** SKIPPED: the kernel for prefill is there for compute capability 9.0 ***";
+  }
+};
+
+// Every type and head dim that has code, with masks, layouts, positions and orders in turn.
+TEST_F(CudaPrefill, EveryShape) {
+  double worst = 0;
+  std::uint64_t seed = 0;
+  constexpr auto kPieces = Placement::kContiguous;
+  const ReductionOrder orders[] = {{256, 256}, {64, 16}, {128, 4}, {192, 8}, {64, 2, kPieces, 128}, {256, 1}};
+  for (const std::int64_t dim : {64, 80, 96, 128}) {
+    for (const DType type : {DType::kBFloat16, DType::kFloat16}) {
+      for (const std::int64_t queries : {64, 100, 129, 300}) {
+        Case shape;
+        const std::uint64_t turn = seed++;
+        shape.q_type = shape.k_type = shape.v_type = type;
+        shape.head_dim = shape.v_dim = dim;
+        shape.queries = queries;
+        shape.tokens = turn % 4 == 0 ? 1100 : 300 + static_cast<std::int64_t>(turn * 37 % 400);
+        shape.heads = turn % 3 == 0 ? 4 : 2;
+        shape.causal = turn % 4 != 1;
+        shape.window = turn % 5 == 2 ? 130 : 0;
+        shape.sinks = turn % 3 == 1;
+        shape.explicit_scale = turn % 7 == 3;
+        shape.k_layout = turn % 3 == 2 ? Layout::kPaged : turn % 3 == 1 ? Layout::kHeadsFirst : Layout::kTokensFirst;
+        shape.v_layout = turn % 11 == 5 ? Layout::kTokensFirst : shape.k_layout;
+        shape.page_tokens = turn % 2 == 0 ? 64 : 256;
+        shape.row_padding = turn % 6 == 3 ? 8 : 0;
+        shape.order = orders[turn % std::size(orders)];
+        shape.first_key = turn % 4 == 3 ? (shape.k_layout == shape.v_layout && turn % 3 != 2 ? 77 : 320) : 0;
+        if (turn % 8 == 6) {
+          shape.batch = 3;
+          shape.lengths = {shape.tokens, 0, shape.tokens / 2};
+        }
+        shape.data = turn % 9 == 4 ? DataKind::kLargeLogits : turn % 9 == 7 ? DataKind::kPeaked : DataKind::kNormal;
+        const CaseData data(shape, turn);
+        PrefillCase test(data);
+        const std::string name = "turn " + std::to_string(turn) + ", dim " + std::to_string(dim);
+        EXPECT_EQ(test.plan.kernel(), "prefill") << name;
+        const double error = test.error();
+        EXPECT_LE(error, 1) << name;
+        EXPECT_TRUE(test.states_agree()) << name;
+        for (int level = 0; level < 4; ++level) EXPECT_TRUE(test.nodes_agree(level)) << name << ", level " << level;
+        worst = std::max(worst, error);
+      }
+    }
+  }
+  std::printf("largest error %.3f of its bound\n", worst);
+}
+
+// What is not a number shows where it should and nowhere else.
+TEST_F(CudaPrefill, NotFinite) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+  for (int what = 0; what < 8; ++what) {
+    Case shape;
+    shape.q_type = shape.k_type = shape.v_type = what % 2 == 0 ? DType::kBFloat16 : DType::kFloat16;
+    shape.tokens = 500;
+    shape.queries = 200;
+    shape.causal = true;
+    shape.order = {64, 8};
+    CaseData data(shape, 9);
+    if (what == 0) data.set_v(0, 400, 1, 7, kNan);  // hidden from some queries
+    if (what == 1) data.set_v(0, 400, 1, 7, kInf);
+    if (what == 2) data.set_v(0, 10, 0, 7, -kInf);
+    if (what == 3) data.set_k(0, 400, 0, 7, kNan);
+    if (what == 4) data.set_k(0, 400, 0, 7, kInf);
+    if (what == 5) data.set_q(0, 77, 2, 3, kNan);
+    if (what == 6) data.set_q(0, 77, 2, 3, -kInf);
+    if (what == 7) {
+      data.set_k(0, 400, 0, 7, -kInf);
+      data.set_v(0, 400, 0, 5, kNan);
+    }
+    const PrefillCase test(data);
+    EXPECT_EQ(test.plan.kernel(), "prefill");
+    EXPECT_LE(test.error(), 1) << what;
+  }
+}
+
+}  // namespace
+}  // namespace treeattn::kernels
