@@ -293,7 +293,8 @@ TEST(Transcript, BlocksFollowTheGridAndTheWay) {
   text.append(random_tokens(1, 301, 1), Way::kOneByOne);
   text.append(random_tokens(60, 301, 1), Way::kBlocks);
   EXPECT_EQ(text.segments().size(), 3u);
-  const std::vector<Block> want = {{0, 64}, {64, 36}, {100, 1}, {101, 1}, {102, 1}, {103, 25}, {128, 35}};
+  const auto alone = [](std::int64_t at) { return Block{at, 1, Way::kOneByOne}; };
+  const std::vector<Block> want = {{0, 64}, {64, 36}, alone(100), alone(101), alone(102), {103, 25}, {128, 35}};
   EXPECT_EQ(text.blocks(0, 163, 64), want);
   EXPECT_EQ(text.blocks(64, 64, 64), std::vector<Block>(want.begin() + 1, want.end() - 1));
   text.truncate(101);

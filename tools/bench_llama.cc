@@ -16,6 +16,7 @@
 #include "allocation_counter.h"
 #include "base/check.h"
 #include "base/read_bandwidth.h"
+#include "bench_llama_gpu.h"
 #include "command.h"
 #include "model/memory_need.h"
 #include "model/session.h"
@@ -31,7 +32,7 @@ namespace {
 
 struct BenchLlamaOptions {
   ModelOptions model;
-  std::string tokens, new_tokens, runs;
+  std::string tokens, new_tokens, runs, batch;
   bool quick = false;
   bool json = false;
 };
@@ -258,7 +259,26 @@ int check(const std::vector<Line>& lines) {
   return code;
 }
 
+GpuBench gpu_bench(const BenchLlamaOptions& options, ModelPlan plan) {
+  GpuBench bench{std::move(plan), {}, {}};
+  const std::int64_t context = bench.plan.model.config.context;
+  for (const std::string& text : split_list(options.tokens.empty() ? "0,32k,128k" : options.tokens)) {
+    bench.tokens.push_back(parse_count("--tokens", text, 0, context));
+  }
+  for (const std::string& text : split_list(options.batch.empty() ? "1,16" : options.batch)) {
+    bench.batches.push_back(parse_count("--batch", text, 1, 1024));
+  }
+  bench.new_tokens = options.new_tokens.empty() ? 64 : parse_count("--new-tokens", options.new_tokens, 4, context / 2);
+  bench.prefill = options.quick ? 0 : std::min<std::int64_t>(8192, context);
+  bench.json = options.json;
+  return bench;
+}
+
 int run(const BenchLlamaOptions& options) {
+  if (ModelPlan plan = make_model_plan(options.model); plan.gpu != ModelPlan::kCpu && plan.rank_count <= 1) {
+    return bench_llama_on_gpu(gpu_bench(options, std::move(plan)));
+  }
+  base::require(options.batch.empty(), "--batch is {}; accepted: only with one rank on a GPU", options.batch);
   const Setup setup = make_setup(options);
   const std::int64_t longest = *std::max_element(setup.tokens.begin(), setup.tokens.end()) + setup.new_tokens;
   return run_model(setup.plan, longest, [&](const ModelRank& rank) {
@@ -282,10 +302,15 @@ constexpr char kFooter[] = R"(Columns:
   peak      bytes the largest rank holds beside the weights; formula: what the command allows for before it begins
   sent      bytes a rank sends for the whole text
 
+On one GPU (--device cuda) instead: decode steps after texts of so many tokens (0,32k,128k), for batches of --batch
+(1,16), against the time of reading the weights and the cache once at the bandwidth measured in the run; the matrices of
+a layer by themselves; and a prompt of 8k against the rate of cuBLASLt.
+
 Examples:
   treeattn bench llama --random-weights llama-3.2-1b --quick
   treeattn bench llama --model Llama-3.2-1B --ranks 2 --tokens 1k,4k --strategy merge,ring --runs 5
-  mpirun -n 4 treeattn bench llama --random-weights llama-3.1-8b --weights int8 --tokens 32k --json)";
+  mpirun -n 4 treeattn bench llama --random-weights llama-3.1-8b --weights int8 --tokens 32k --json
+  treeattn bench llama --random-weights llama-3.1-8b --device cuda)";
 
 }  // namespace
 
@@ -296,6 +321,8 @@ Command add_bench_llama(CLI::App& parent) {
   options->model.add_to(*app, true);
   app->add_option("--tokens", options->tokens, "Lengths of the prompt (default 512,1k,2k,4k)")->type_name("LIST");
   app->add_option("--new-tokens", options->new_tokens, "Tokens after it (default 10)")->type_name("N");
+  app->add_option("--batch", options->batch, "On one GPU: sequences decoded together (default 1,16)")
+      ->type_name("LIST");
   app->add_option("--runs", options->runs, "Runs that count (default 3)")->type_name("N");
   app->add_flag("--quick", options->quick, "256 and 512 tokens and two runs, unless asked for others");
   app->add_flag("--json", options->json, "One JSON object a line; docs/cli.md explains the keys");

@@ -9,12 +9,26 @@
 #include "model/sampler.h"
 #include "model/weights.h"
 #include "options.h"
+#include "treeattn/cuda.h"
+#include "treeattn/error.h"
 
 namespace treeattn::tools {
 namespace {
 
 // Ranks load their weights, and a piece of a prompt takes a while: longer than the library's default.
 constexpr double kModelDeadline = 120;
+
+int parse_device(const std::string& name) {
+  if (name.empty() || name == "cpu") return ModelPlan::kCpu;
+  const std::string prefix = "cuda:";
+  const bool indexed = name.starts_with(prefix);
+  base::require(name == "cuda" || indexed, "--device is \"{}\"; accepted: cpu, cuda, cuda:0, cuda:1 ...", name);
+  const int gpu = indexed ? static_cast<int>(parse_count("--device cuda:N", name.substr(prefix.size()), 0, 1023))
+                          : ModelPlan::kAnyGpu;
+  if (const std::string problem = cuda_problem(); !problem.empty())
+    throw Unavailable("--device " + name + ": " + problem);
+  return gpu;
+}
 
 std::string shape_names() {
   std::string out;
@@ -47,7 +61,9 @@ void ModelOptions::add_to(CLI::App& app, bool many_strategies) {
   text("--threads", threads, "Threads of each rank (default: the cores shared out over the ranks)", "N");
   text("--chunk", chunk, "Tokens of a chunk, a multiple of 64 (default 256)", "N");
   text("--branches", branches, "Leaves of the reduction tree, a power of two (default 256)", "N");
-  text("--piece", piece, "Chunks of a prompt that a rank takes through the layers at once (default 4)", "N");
+  text("--piece", piece, "Chunks of a prompt that a rank takes through the layers at once (default 4; on a GPU 32)",
+       "N");
+  text("--device", device, "cpu, cuda or cuda:N: where ranks compute (default cpu)", "NAME");
   text("--deadline", deadline, "A rank that does not answer for so long is lost (default 120)", "SECONDS");
   app.add_flag("--gather-kv", gather_kv, "Prefill: collect K and V of a layer first instead of passing them round")
       ->group("Model and ranks");
@@ -65,12 +81,15 @@ ModelPlan make_model_plan(const ModelOptions& options) {
   }
   plan.llama.order.chunk_tokens = parse_count_or("--chunk", options.chunk, 64, 1 << 30, 256);
   plan.llama.order.branches = parse_count_or("--branches", options.branches, 1, 65536, 256);
-  plan.llama.chunks_per_piece = parse_count_or("--piece", options.piece, 1, 1 << 20, 4);
   plan.llama.gather_kv = options.gather_kv;
   plan.ranks.deadline =
       Seconds(options.deadline.empty() ? kModelDeadline : parse_real("--deadline", options.deadline, 0.001, 1e6));
   plan.rank_count = parse_count_or("--ranks", options.ranks, 1, 1024, 0);
   plan.threads = parse_count_or("--threads", options.threads, 1, 4096, 0);
+  plan.gpu = parse_device(options.device);
+  // A GPU wants more rows at once.
+  plan.llama.chunks_per_piece =
+      parse_count_or("--piece", options.piece, 1, 1 << 20, plan.gpu == ModelPlan::kCpu ? 4 : 32);
   plan.model = options.model.empty() ? model::describe_random_model(options.random_weights, 1)
                                      : model::describe_model(options.model);
   return plan;

@@ -18,6 +18,7 @@ namespace treeattn::tools {
 // Text, as in ShapeOptions: empty means not given.
 struct ModelOptions {
   std::string model, random_weights, weights, kv_type, strategy, ranks, threads, chunk, branches, piece, deadline;
+  std::string device;
   bool gather_kv = false;
 
   // many_strategies: --strategy is a list.
@@ -26,15 +27,18 @@ struct ModelOptions {
 
 // What they say, checked. Nothing of the model's weights has been read.
 struct ModelPlan {
+  static constexpr int kCpu = -1, kAnyGpu = -2;
+
   model::ModelDescription model;
   LlamaOptions llama;
   WeightFormat weights = WeightFormat::kAsStored;
   RankOptions ranks;
   int rank_count = 0;  // 0: not given
   int threads = 0;     // of a rank; 0: not given
+  int gpu = kCpu;      // its index, or one of the two above
 };
 
-// Throws InvalidArgument, BadFile.
+// Throws InvalidArgument, BadFile; Unavailable for a GPU where there is none.
 ModelPlan make_model_plan(const ModelOptions& options);
 
 struct SamplingOptions {

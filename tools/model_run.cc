@@ -11,6 +11,7 @@
 #include "base/machine.h"
 #include "rate_progress.h"
 #include "table.h"
+#include "treeattn/cuda.h"
 #include "treeattn/error.h"
 
 namespace treeattn::tools {
@@ -25,9 +26,22 @@ void on_interrupt(int) {
   std::signal(SIGINT, SIG_DFL);
 }
 
-// copies: of the weights on this machine.
+std::size_t free_memory_of(int gpu) {
+  for (const CudaDevice& device : cuda_devices()) {
+    if (device.index == gpu) return device.free_bytes;
+  }
+  return 0;
+}
+
+// The plan for a process that is the so-manieth on its machine.
+ModelPlan on_its_gpu(ModelPlan plan, int number) {
+  if (plan.gpu == ModelPlan::kAnyGpu) plan.gpu = number % std::max(1, static_cast<int>(cuda_devices().size()));
+  return plan;
+}
+
+// copies: of the weights on this machine, or on its GPU.
 void check_memory(const ModelPlan& plan, std::int64_t tokens, int ranks, int here, int copies) {
-  const std::size_t available = base::available_memory() / 10 * 9;
+  const std::size_t available = (plan.gpu < 0 ? base::available_memory() : free_memory_of(plan.gpu)) / 10 * 9;
   if (available == 0) return;  // unknown
   const model::MemoryNeed need =
       model::memory_need(plan.model.config, plan.llama, plan.weights, kStoredBytes, tokens, ranks);
@@ -52,6 +66,7 @@ std::unique_ptr<LlamaModel::Impl> load(const ModelPlan& plan, int threads, bool 
   LlamaLoadOptions options;
   options.weights = plan.weights;
   options.threads = threads;
+  options.gpu = plan.gpu;
   if (shows) {
     options.progress = [&](std::size_t done, std::size_t total) {
       progress.update(static_cast<std::int64_t>(done / 1000000), static_cast<std::int64_t>(total / 1000000));
@@ -60,30 +75,37 @@ std::unique_ptr<LlamaModel::Impl> load(const ModelPlan& plan, int threads, bool 
   return std::make_unique<LlamaModel::Impl>(plan.model, options);
 }
 
-int run_processes(const ModelPlan& plan, std::int64_t tokens, const std::function<int(const ModelRank&)>& body) {
-  const std::shared_ptr<Communicator> world = mpi_communicator(plan.ranks);
-  base::require(plan.rank_count == 0 || plan.rank_count == world->size(),
-                "--ranks is {}; accepted under an MPI launcher: its processes, {}", plan.rank_count, world->size());
-  int here = 0;
-  for (int r = 0; r < world->size(); ++r) here += world->node_of(r) == world->node_of(world->rank()) ? 1 : 0;
-  const bool shared = !plan.model.directory.empty() && plan.weights == WeightFormat::kAsStored;  // mapped
+int run_processes(const ModelPlan& given, std::int64_t tokens, const std::function<int(const ModelRank&)>& body) {
+  const std::shared_ptr<Communicator> world = mpi_communicator(given.ranks);
+  base::require(given.rank_count == 0 || given.rank_count == world->size(),
+                "--ranks is {}; accepted under an MPI launcher: its processes, {}", given.rank_count, world->size());
+  int here = 0, before = 0;
+  for (int r = 0; r < world->size(); ++r) {
+    const bool neighbour = world->node_of(r) == world->node_of(world->rank());
+    here += neighbour ? 1 : 0;
+    before += neighbour && r < world->rank() ? 1 : 0;
+  }
+  const ModelPlan plan = on_its_gpu(given, before);
+  const bool shared =
+      !plan.model.directory.empty() && plan.weights == WeightFormat::kAsStored && plan.gpu < 0;  // mapped
   check_memory(plan, tokens, world->size(), here, shared ? 1 : here);
   const int threads = threads_of_rank(plan, here);
   const bool speaks = world->rank() == 0;
   const auto model = load(plan, threads, speaks);
   ThreadPool pool(threads);
-  const auto ops = kernels::cpu_model_ops(pool);
+  const auto ops = kernels::make_model_ops(plan.gpu, pool);
   return body({world, *model, pool, *ops, here, speaks});
 }
 
-int run_threads(const ModelPlan& plan, std::int64_t tokens, const std::function<int(const ModelRank&)>& body) {
+int run_threads(const ModelPlan& given, std::int64_t tokens, const std::function<int(const ModelRank&)>& body) {
+  const ModelPlan plan = on_its_gpu(given, 0);
   const int ranks = std::max(1, plan.rank_count);
   check_memory(plan, tokens, ranks, ranks, 1);
   const auto model = load(plan, 0, true);
   std::atomic<int> code = 0;
   const auto on_rank = [&](const std::shared_ptr<Communicator>& world) {
     ThreadPool pool(threads_of_rank(plan, ranks));
-    const auto ops = kernels::cpu_model_ops(pool);
+    const auto ops = kernels::make_model_ops(plan.gpu, pool);
     const int mine = body({world, *model, pool, *ops, ranks, world->rank() == 0});
     for (int seen = code; seen < mine && !code.compare_exchange_weak(seen, mine);) {
     }

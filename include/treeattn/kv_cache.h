@@ -97,6 +97,9 @@ class KvCache {
   void append_from_device(SequenceId sequence, const KvView& k, const KvView& v, void* stream);
   void write_from_device(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v,
                          void* stream);
+  // Pages of this rank that hold tokens of [first, first + count) are no longer shared with forks: for kernels of this
+  // library that write where the page tables say.
+  void unshare(SequenceId sequence, std::int64_t first, std::int64_t count);
 
   // The tokens of [first, first + count) that this rank carries, ascending, neighbours joined.
   std::vector<TokenRange> carried(SequenceId sequence, std::int64_t first, std::int64_t count) const;

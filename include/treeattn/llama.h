@@ -108,6 +108,7 @@ enum class WeightFormat : std::uint8_t {
 struct LlamaLoadOptions {
   WeightFormat weights = WeightFormat::kAsStored;
   int threads = 0;                                                    // to load with; 0: one per core
+  int gpu = -1;                                                       // where the weights go, and sessions run; -1: CPU
   std::function<void(std::size_t done, std::size_t total)> progress;  // in parameters
 };
 

@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/cache_attention.h"
 
+#include <algorithm>
 #include <cstddef>
 
 namespace treeattn::model {
+namespace {
+
+const float* to_host(kernels::ModelOps& ops, const void* from, std::size_t bytes, base::Buffer& staging) {
+  if (staging.bytes() < bytes) staging = base::Buffer(bytes);
+  if (bytes > 0) ops.to_host(staging.as<std::byte>(), from, bytes);
+  return staging.as<float>();
+}
+
+}  // namespace
 
 CacheAttention::CacheAttention(KvCache& cache, std::int64_t heads, const ParallelOptions& options,
                                kernels::ModelOps& ops, ThreadPool& pool)
@@ -16,11 +26,34 @@ CacheAttention::CacheAttention(KvCache& cache, std::int64_t heads, const Paralle
   options_.causal = true;
 }
 
-const float* CacheAttention::to_host(const float* from, std::int64_t floats, base::Buffer& staging) {
-  const std::size_t bytes = static_cast<std::size_t>(floats) * sizeof(float);
-  if (staging.bytes() < bytes) staging = base::Buffer(bytes);
-  if (bytes > 0) ops_.to_host(staging.as<float>(), from, bytes);
-  return staging.as<float>();
+DType CacheAttention::query_type() const {
+  const DType type = cache_.config().k_type;
+  const bool narrow = type == DType::kFloat16 || type == DType::kBFloat16;
+  return device() != nullptr && narrow ? type : DType::kFloat32;
+}
+
+const void* CacheAttention::queries_on_gpu(const float* q, std::int64_t rows) {
+  device()->wait_for(ops_.stream());
+  const DType type = query_type();
+  if (type == DType::kFloat32 || rows == 0) return q;
+  const std::int64_t dim = cache_.config().k_dim, floats = rows * heads_ * dim / 2;
+  if (floats > rounded_floats_) {
+    device()->finish();  // before what it reads is given back
+    rounded_q_ = OpsArray();
+    rounded_q_ = OpsArray(ops_, floats);
+    rounded_floats_ = floats;
+  }
+  const KvView view = KvView::tokens_first(q, DType::kFloat32, 1, rows, heads_, dim);
+  device()->store_rows(view, 0, rows, type, reinterpret_cast<std::byte*>(rounded_q_.get()), nullptr);
+  return rounded_q_.get();
+}
+
+const void* CacheAttention::queries_on_host(const float* q, std::int64_t rows) {
+  const auto bytes = static_cast<std::size_t>(rows * heads_ * cache_.config().k_dim) * dtype_size(query_type());
+  if (query_type() == DType::kFloat32) return to_host(ops_, q, bytes, q_);
+  const void* rounded = queries_on_gpu(q, rows);
+  device()->hold_up(ops_.stream());
+  return to_host(ops_, rounded, bytes, q_);
 }
 
 float* CacheAttention::host_out(std::int64_t rows) {
@@ -34,25 +67,65 @@ void CacheAttention::from_host(float* to, std::int64_t rows) {
   if (bytes > 0) ops_.from_host(to, out_.as<float>(), bytes);
 }
 
-QueryView CacheAttention::queries(const float* q, std::int64_t batch, std::int64_t count) const {
-  return QueryView::dense(q, DType::kFloat32, batch, count, heads_, cache_.config().k_dim);
+QueryView CacheAttention::queries(const void* q, std::int64_t batch, std::int64_t count) const {
+  return QueryView::dense(q, query_type(), batch, count, heads_, cache_.config().k_dim);
+}
+
+const std::byte* CacheAttention::after(const void* q, std::int64_t rows) const {
+  const auto bytes = static_cast<std::int64_t>(dtype_size(query_type()));
+  return static_cast<const std::byte*>(q) + rows * heads_ * cache_.config().k_dim * bytes;
+}
+
+kernels::Problem CacheAttention::problem_of(const parallel::KvBatch& batch, const QueryView& q,
+                                            std::span<const std::int64_t> first_query) const {
+  AttentionInput in;
+  in.q = q;
+  in.k = batch.k;
+  in.v = batch.v;
+  in.lengths = batch.lengths;
+  in.first_query = first_query;
+  in.order = cache_.config().order;
+  return kernels::make_problem(in, options_, &cache_.store().shares().nodes_of(cache_.communicator()->rank()));
+}
+
+// The whole tree is this rank's: what comes out is the result.
+void CacheAttention::attend_on_gpu(int layer, std::span<const SequenceId> sequences, const QueryView& q,
+                                   std::span<const std::int64_t> first_query, float* out) {
+  const parallel::KvBatch batch = cache_.store().batch(layer, sequences);
+  device()->attend_on_device(problem_of(batch, q, first_query), out);
 }
 
 void CacheAttention::write(int layer, SequenceId sequence, std::int64_t first, std::int64_t count, const float* k,
                            const float* v) {
   const KvCacheConfig& config = cache_.config();
+  if (device() != nullptr) {
+    const auto view = [&](const float* from, std::int64_t dim) {
+      return KvView::tokens_first(from, DType::kFloat32, 1, count, config.kv_heads, dim);
+    };
+    return cache_.write_from_device(sequence, layer, first, view(k, config.k_dim), view(v, config.v_dim),
+                                    ops_.stream());
+  }
   const auto view = [&](const float* from, std::int64_t dim, base::Buffer& staging) {
-    const float* rows = to_host(from, count * config.kv_heads * dim, staging);
-    return KvView::tokens_first(rows, DType::kFloat32, 1, count, config.kv_heads, dim);
+    const auto bytes = static_cast<std::size_t>(count * config.kv_heads * dim) * sizeof(float);
+    return KvView::tokens_first(to_host(ops_, from, bytes, staging), DType::kFloat32, 1, count, config.kv_heads, dim);
   };
   cache_.write(sequence, layer, first, view(k, config.k_dim, k_), view(v, config.v_dim, v_));
 }
 
 void CacheAttention::carried(int layer, SequenceId sequence, std::int64_t first, std::int64_t count, const float* q,
                              float* out, bool gather_kv) {
+  if (alone_on_gpu()) {
+    // On the grid of the chunks, as the ring has them.
+    const std::int64_t chunk = cache_.config().order.chunk_tokens;
+    std::vector<Block> grid;
+    for (std::int64_t at = first; at < first + count; at += grid.back().count) {
+      grid.push_back({at, std::min(first + count, (at / chunk + 1) * chunk) - at});
+    }
+    return blocks(layer, sequence, grid, q, out);
+  }
   std::int64_t rows = 0;
   for (const TokenRange& range : cache_.carried(sequence, first, count)) rows += range.count;
-  const float* host = to_host(q, rows * heads_ * cache_.config().k_dim, q_);
+  const void* host = queries_on_host(q, rows);
   const std::span<float> result(host_out(rows), static_cast<std::size_t>(rows * heads_ * cache_.config().v_dim));
   attention_.prefill(cache_, layer, sequence, first, count, queries(host, 1, rows), options_, result, {}, pool_,
                      gather_kv);
@@ -61,7 +134,11 @@ void CacheAttention::carried(int layer, SequenceId sequence, std::int64_t first,
 
 void CacheAttention::last_tokens(int layer, std::span<const SequenceId> sequences, const float* q, float* out) {
   const auto rows = static_cast<std::int64_t>(sequences.size());
-  const float* host = to_host(q, rows * heads_ * cache_.config().k_dim, q_);
+  if (alone_on_gpu()) {
+    attend_on_gpu(layer, sequences, queries(queries_on_gpu(q, rows), rows, 1), {}, out);
+    return device()->hold_up(ops_.stream());
+  }
+  const void* host = queries_on_host(q, rows);
   const std::span<float> result(host_out(rows), static_cast<std::size_t>(rows * heads_ * cache_.config().v_dim));
   attention_.decode(cache_, layer, sequences, queries(host, rows, 1), options_, result, {}, pool_);
   from_host(out, rows);
@@ -71,8 +148,9 @@ void CacheAttention::last_tokens(int layer, std::span<const SequenceId> sequence
 void CacheAttention::blocks(int layer, SequenceId sequence, std::span<const Block> blocks, const float* q, float* out) {
   std::int64_t rows = 0;
   for (const Block& block : blocks) rows += block.count;
-  const float* host = to_host(q, rows * heads_ * cache_.config().k_dim, q_);
-  float* result = host_out(rows);
+  const bool alone = alone_on_gpu();
+  const void* all = alone ? queries_on_gpu(q, rows) : queries_on_host(q, rows);
+  float* result = alone ? out : host_out(rows);
   std::int64_t row = 0;
   for (std::size_t begin = 0; begin < blocks.size();) {
     std::vector<std::int64_t> first_query;
@@ -81,14 +159,40 @@ void CacheAttention::blocks(int layer, SequenceId sequence, std::span<const Bloc
     const auto batch = static_cast<std::int64_t>(first_query.size());
     const std::vector<SequenceId> sequences(first_query.size(), sequence);
     const std::int64_t count = batch * blocks[begin].count;
-    const std::int64_t q_row = heads_ * cache_.config().k_dim, out_row = heads_ * cache_.config().v_dim;
-    again_.decode(cache_, layer, sequences, queries(host + row * q_row, batch, blocks[begin].count), options_,
-                  {result + row * out_row, static_cast<std::size_t>(count * out_row)}, {}, pool_, Result::kReplicated,
-                  first_query);
+    const std::int64_t out_row = heads_ * cache_.config().v_dim;
+    const QueryView view = queries(after(all, row), batch, blocks[begin].count);
+    if (alone) {
+      attend_on_gpu(layer, sequences, view, first_query, result + row * out_row);
+    } else {
+      again_.decode(cache_, layer, sequences, view, options_,
+                    {result + row * out_row, static_cast<std::size_t>(count * out_row)}, {}, pool_, Result::kReplicated,
+                    first_query);
+    }
     row += count;
     begin = end;
   }
+  if (alone) return device()->hold_up(ops_.stream());
   from_host(out, rows);
+}
+
+std::vector<std::int64_t> CacheAttention::prepare_step(std::span<const SequenceId> sequences) {
+  const KvCacheConfig& config = cache_.config();
+  const bool plain = config.k_type == DType::kFloat32 || query_type() == config.k_type;
+  if (!alone_on_gpu() || !plain || sequences.empty()) return {};
+  for (const SequenceId id : sequences) cache_.unshare(id, cache_.length(id) - 1, 1);
+  const auto rows = static_cast<std::int64_t>(sequences.size());
+  const auto bytes = static_cast<std::size_t>(rows * heads_ * config.k_dim) * dtype_size(config.k_type);
+  const QueryView q = queries(device()->step_queries(bytes), rows, 1);
+  const parallel::KvBatch batch = cache_.store().batch(0, sequences);
+  return device()->prepare_step(problem_of(batch, q, {}), ops_.stream());
+}
+
+void CacheAttention::begin_step() { device()->send_step(ops_.stream()); }
+
+void CacheAttention::step(int layer, std::span<const SequenceId> sequences, const float* q, const float* k,
+                          const float* v, float* out) {
+  const parallel::KvBatch batch = cache_.store().batch(layer, sequences);
+  device()->step(batch.k, batch.v, {q, k, v, ops_.angles()}, out, ops_.stream());
 }
 
 }  // namespace treeattn::model

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between activations, which are memory of the backend, and the cache and its attention, which today are in host
-// memory. Nothing else in this room knows where the cache is.
+// Between activations, which are memory of the backend, and the cache and its attention. Nothing else in this room
+// knows where the cache is: in host memory, or on the GPU that the activations are on. There, on one rank, nothing goes
+// by way of the host; on several, queries and results do.
+//
+// On a GPU queries are rounded to the type of the cache where that is float16 or bfloat16: tensor cores want both
+// factors of one type.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +13,11 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "kernels/cuda/rank_device.h"
 #include "kernels/model_ops.h"
+#include "model/activations.h"
 #include "model/transcript.h"
+#include "parallel/kv_store.h"
 #include "treeattn/kv_cache.h"
 #include "treeattn/parallel_attention.h"
 
@@ -34,14 +41,31 @@ class CacheAttention {
   // Collective. By Tree Attention: blocks of queries anywhere in a sequence, every rank with all of them.
   void blocks(int layer, SequenceId sequence, std::span<const Block> blocks, const float* q, float* out);
 
+  // A decode step on a GPU whose work can be recorded (ModelOps::recorded), instead of rope, write and last_tokens.
+  // prepare_step says what it depends on, or nothing where there is no such step; the rest is work of the backend.
+  std::vector<std::int64_t> prepare_step(std::span<const SequenceId> sequences);
+  void begin_step();
+  void step(int layer, std::span<const SequenceId> sequences, const float* q, const float* k, const float* v,
+            float* out);
+
   const CallReport& report() const { return attention_.report(); }
   std::string why() const { return attention_.why(); }
 
  private:
-  const float* to_host(const float* from, std::int64_t floats, base::Buffer& staging);
+  kernels::cuda::RankDevice* device() const { return cache_.store().device(); }
+  bool alone_on_gpu() const { return device() != nullptr && cache_.communicator()->size() == 1; }
+  DType query_type() const;
+  // In the type that attention wants, on the GPU or in host memory.
+  const void* queries_on_gpu(const float* q, std::int64_t rows);
+  const void* queries_on_host(const float* q, std::int64_t rows);
   float* host_out(std::int64_t rows);
   void from_host(float* to, std::int64_t rows);
-  QueryView queries(const float* q, std::int64_t batch, std::int64_t count) const;
+  QueryView queries(const void* q, std::int64_t batch, std::int64_t count) const;
+  const std::byte* after(const void* q, std::int64_t rows) const;
+  kernels::Problem problem_of(const parallel::KvBatch& batch, const QueryView& q,
+                              std::span<const std::int64_t> first_query) const;
+  void attend_on_gpu(int layer, std::span<const SequenceId> sequences, const QueryView& q,
+                     std::span<const std::int64_t> first_query, float* out);
 
   KvCache& cache_;
   std::int64_t heads_;
@@ -51,6 +75,8 @@ class CacheAttention {
   ParallelAttention again_;  // by merge: the bits of the ring and of all strategies that promise any
   AttentionOptions options_;
   base::Buffer q_, k_, v_, out_;
+  OpsArray rounded_q_;
+  std::int64_t rounded_floats_ = 0;
 };
 
 }  // namespace treeattn::model

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
 #include <string>
 #include <utility>
 
@@ -52,7 +53,8 @@ std::uint64_t digest_of(std::span<const float> values, std::uint64_t seed) {
 
 Llama::Llama(std::shared_ptr<const Weights> weights, std::shared_ptr<Communicator> communicator, kernels::ModelOps& ops,
              ThreadPool& pool, const LlamaOptions& options)
-    : Llama(weights, KvCache(std::move(communicator), cache_config(weights->config(), options)), ops, pool, options) {}
+    : Llama(weights, KvCache(std::move(communicator), cache_config(weights->config(), options), {}, ops.gpu()), ops,
+            pool, options) {}
 
 Llama::Llama(std::shared_ptr<const Weights> weights, KvCache cache, kernels::ModelOps& ops, ThreadPool& pool,
              const LlamaOptions& options)
@@ -116,17 +118,18 @@ void Llama::reserve(std::int64_t rows) {
   if (rows <= act_.rows) return;
   act_ = {};  // gives the memory back first
   act_ = Activations(ops_, config(), rows);
+  ++growth_;
 }
 
 // The layers, for rows whose keys and values `attend` puts into the cache. Leaves the hidden states in act_.x.
-void Llama::forward(std::span<const std::int32_t> tokens, std::span<const std::int64_t> positions,
-                    const Attend& attend) {
+void Llama::forward(const kernels::PassRows& pass, const Attend& attend) {
   const LlamaConfig& c = config();
-  const auto rows = static_cast<std::int64_t>(tokens.size());
+  const auto rows = static_cast<std::int64_t>(pass.tokens.size());
   const float eps = static_cast<float>(c.rms_eps);
   reserve(rows);
   rows_ = rows;
-  if (rows > 0) ops_.embed(weights_->embedding(), tokens, act_.x.get());
+  ops_.begin(pass);
+  if (rows > 0) ops_.embed(weights_->embedding(), pass.tokens, act_.x.get());
   for (int layer = 0; layer < c.layers; ++layer) {
     if (rows == 0) {  // others attend to what this rank carries
       attend(layer);
@@ -135,22 +138,21 @@ void Llama::forward(std::span<const std::int32_t> tokens, std::span<const std::i
     const LayerWeights& w = weights_->layers()[static_cast<std::size_t>(layer)];
     float* const x = act_.x.get();
     float* const normed = act_.normed.get();
-    ops_.rms_norm(x, w.attention_norm, eps, rows, c.hidden, normed);
-    ops_.linear(w.q, normed, rows, act_.q.get(), false);
-    ops_.linear(w.k, normed, rows, act_.k.get(), false);
-    ops_.linear(w.v, normed, rows, act_.v.get(), false);
-    ops_.rope(act_.q.get(), rows, c.heads, c.head_dim, positions, frequencies_);
-    ops_.rope(act_.k.get(), rows, c.kv_heads, c.head_dim, positions, frequencies_);
+    const kernels::Projection qkv[] = {{w.q, act_.q.get()}, {w.k, act_.k.get()}, {w.v, act_.v.get()}};
+    ops_.norm_linear(x, w.attention_norm, eps, rows, normed, qkv);
     attend(layer);
     ops_.linear(w.o, act_.attended.get(), rows, x, true);
-
-    ops_.rms_norm(x, w.feed_forward_norm, eps, rows, c.hidden, normed);
-    // All gates, then all ups: to swiglu, which goes element by element, one long row.
-    ops_.linear(w.gate, normed, rows, act_.gate_up.get(), false);
-    ops_.linear(w.up, normed, rows, act_.gate_up.get() + rows * c.feed_forward, false);
-    ops_.swiglu(act_.gate_up.get(), 1, rows * c.feed_forward, act_.activated.get());
-    ops_.linear(w.down, act_.activated.get(), rows, x, true);
+    ops_.feed_forward(
+        {w.feed_forward_norm, eps, w.gate, w.up, w.down, normed, act_.gate_up.get(), act_.activated.get()}, rows, x);
   }
+}
+
+void Llama::turn(const kernels::PassRows& pass) {
+  const LlamaConfig& c = config();
+  const auto rows = static_cast<std::int64_t>(pass.tokens.size());
+  if (rows == 0) return;
+  ops_.rope(act_.q.get(), rows, c.heads, c.head_dim, pass.positions, pass.frequencies);
+  ops_.rope(act_.k.get(), rows, c.kv_heads, c.head_dim, pass.positions, pass.frequencies);
 }
 
 void Llama::prefill(SequenceId sequence, std::span<const std::int32_t> tokens, std::span<float> logits, Way way,
@@ -212,7 +214,9 @@ void Llama::prefill_carried(SequenceId sequence, std::int64_t first, std::span<c
     my_tokens.insert(my_tokens.end(), from, from + range.count);
   }
   const std::vector<std::int64_t> positions = positions_of(mine);
-  forward(my_tokens, positions, [&](int layer) {
+  const kernels::PassRows pass{kernels::Pass::kPrefill, my_tokens, positions, frequencies_};
+  forward(pass, [&](int layer) {
+    turn(pass);
     write_rows(layer, sequence, mine);
     attention_->carried(layer, sequence, first, count, act_.q.get(), act_.attended.get(), options_.gather_kv);
   });
@@ -220,8 +224,24 @@ void Llama::prefill_carried(SequenceId sequence, std::int64_t first, std::span<c
 
 // Blocks of one sequence, ascending, every rank with all of them; attention by the tree.
 void Llama::compute_blocks(SequenceId sequence, std::span<const Block> blocks, std::span<const std::int32_t> tokens) {
+  while (!blocks.empty()) {
+    std::size_t count = 0, rows = 0;
+    for (; count < blocks.size() && blocks[count].way == blocks[0].way; ++count) {
+      rows += static_cast<std::size_t>(blocks[count].count);
+    }
+    compute_alike(sequence, blocks.first(count), tokens.first(rows));
+    blocks = blocks.subspan(count);
+    tokens = tokens.subspan(rows);
+  }
+}
+
+// All of one way.
+void Llama::compute_alike(SequenceId sequence, std::span<const Block> blocks, std::span<const std::int32_t> tokens) {
   const std::vector<std::int64_t> positions = positions_of(blocks);
-  forward(tokens, positions, [&](int layer) {
+  const kernels::Pass way = blocks[0].way == Way::kOneByOne ? kernels::Pass::kDecode : kernels::Pass::kPrefill;
+  const kernels::PassRows pass{way, tokens, positions, frequencies_};
+  forward(pass, [&](int layer) {
+    turn(pass);
     write_rows(layer, sequence, blocks);
     attention_->blocks(layer, sequence, blocks, act_.q.get(), act_.attended.get());
   });
@@ -244,15 +264,32 @@ void Llama::decode(std::span<const SequenceId> sequences, std::span<const std::i
     cache_.truncate(sequences[i], positions[i]);  // what a call that threw left behind
     cache_.extend(sequences[i], 1);
   }
-  forward(tokens, positions, [&](int layer) {
-    const std::int64_t row_floats = config().kv_heads * config().head_dim;
-    for (std::size_t i = 0; i < rows; ++i) {
-      const std::int64_t offset = static_cast<std::int64_t>(i) * row_floats;
-      attention_->write(layer, sequences[i], positions[i], 1, act_.k.get() + offset, act_.v.get() + offset);
-    }
-    attention_->last_tokens(layer, sequences, act_.q.get(), act_.attended.get());
-  });
-  logits_of(act_.x.get(), static_cast<std::int64_t>(rows), logits);
+  const kernels::PassRows pass{kernels::Pass::kDecode, tokens, positions, frequencies_};
+  if (std::vector<std::int64_t> key = attention_->prepare_step(sequences); !key.empty()) {
+    reserve(static_cast<std::int64_t>(rows));
+    reserve_logits(static_cast<std::int64_t>(rows));
+    key.push_back(growth_);
+    ops_.recorded(key, pass, [&] {
+      attention_->begin_step();
+      forward(pass, [&](int layer) {
+        attention_->step(layer, sequences, act_.q.get(), act_.k.get(), act_.v.get(), act_.attended.get());
+      });
+      compute_logits(act_.x.get(), static_cast<std::int64_t>(rows));
+    });
+    rows_ = static_cast<std::int64_t>(rows);
+    ops_.to_host(logits.data(), logits_.get(), logits.size() * sizeof(float));
+  } else {
+    forward(pass, [&](int layer) {
+      turn(pass);
+      const std::int64_t row_floats = config().kv_heads * config().head_dim;
+      for (std::size_t i = 0; i < rows; ++i) {
+        const std::int64_t offset = static_cast<std::int64_t>(i) * row_floats;
+        attention_->write(layer, sequences[i], positions[i], 1, act_.k.get() + offset, act_.v.get() + offset);
+      }
+      attention_->last_tokens(layer, sequences, act_.q.get(), act_.attended.get());
+    });
+    logits_of(act_.x.get(), static_cast<std::int64_t>(rows), logits);
+  }
   for (std::size_t i = 0; i < rows; ++i) transcripts_.at(sequences[i]).append(tokens.subspan(i, 1), Way::kOneByOne);
 }
 
@@ -274,15 +311,45 @@ void Llama::last_logits(std::int64_t position, Way way, std::span<float> logits)
   logits_of(act_.x.get(), 1, logits);
 }
 
+void Llama::reserve_logits(std::int64_t rows) {
+  if (rows <= logit_rows_) return;
+  logits_ = OpsArray(ops_, rows * config().vocab);
+  logit_rows_ = rows;
+  ++growth_;
+}
+
+void Llama::compute_logits(const float* x, std::int64_t rows) {
+  const kernels::Projection head{weights_->head(), logits_.get()};
+  ops_.norm_linear(x, weights_->final_norm(), static_cast<float>(config().rms_eps), rows, act_.normed.get(),
+                   {&head, 1});
+}
+
 void Llama::logits_of(const float* x, std::int64_t rows, std::span<float> logits) {
-  const LlamaConfig& c = config();
-  if (rows > logit_rows_) {
-    logits_ = OpsArray(ops_, rows * c.vocab);
-    logit_rows_ = rows;
-  }
-  ops_.rms_norm(x, weights_->final_norm(), static_cast<float>(c.rms_eps), rows, c.hidden, act_.normed.get());
-  ops_.linear(weights_->head(), act_.normed.get(), rows, logits_.get(), false);
+  reserve_logits(rows);
+  compute_logits(x, rows);
   ops_.to_host(logits.data(), logits_.get(), logits.size() * sizeof(float));
+}
+
+void Llama::fill(SequenceId sequence, std::int64_t tokens, std::uint32_t seed) {
+  check_room(sequence, tokens);
+  const std::int64_t chunk = options_.order.chunk_tokens, row_floats = config().kv_heads * config().head_dim;
+  reserve(chunk);
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> rows(static_cast<std::size_t>(chunk * row_floats));
+  for (float* to : {act_.k.get(), act_.v.get()}) {
+    for (float& x : rows) x = normal(random);
+    ops_.from_host(to, rows.data(), rows.size() * sizeof(float));
+  }
+  const std::int64_t begin = transcript(sequence).length();
+  cache_.extend(sequence, tokens);
+  for (std::int64_t first = begin; first < begin + tokens; first += chunk) {
+    for (int layer = 0; layer < config().layers; ++layer) {
+      attention_->write(layer, sequence, first, std::min(chunk, begin + tokens - first), act_.k.get(), act_.v.get());
+    }
+  }
+  const std::vector<std::int32_t> said(static_cast<std::size_t>(tokens), 0);
+  transcripts_.at(sequence).append(said, Way::kBlocks);
 }
 
 bool Llama::require_agreement(std::uint64_t digest, const char* what, bool flag) {

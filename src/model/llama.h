@@ -61,6 +61,8 @@ class Llama {
                Way way = Way::kBlocks, const TokenProgress& progress = {});
   // Collective. Adds one token to each sequence. logits [sequences, vocab].
   void decode(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens, std::span<float> logits);
+  // Adds tokens whose keys and values are random numbers: a long text for a benchmark, at once.
+  void fill(SequenceId sequence, std::int64_t tokens, std::uint32_t seed);
 
   // Collective. Throws Error on every rank, naming those whose digest is not that of most. Returns whether any rank has
   // raised the flag.
@@ -81,7 +83,7 @@ class Llama {
                                      std::vector<std::int32_t>* pending = nullptr);
 
  private:
-  // Computes q, k and v of a layer and expects the answer in `attended`; all in act_.
+  // Takes q, k and v of a layer, not yet turned, and leaves the answer in `attended`; all in act_.
   using Attend = std::function<void(int layer)>;
 
   Llama(std::shared_ptr<const Weights> weights, KvCache cache, kernels::ModelOps& ops, ThreadPool& pool,
@@ -89,11 +91,15 @@ class Llama {
   void check_tokens(std::span<const std::int32_t> tokens) const;
   void check_room(SequenceId sequence, std::int64_t tokens) const;
   void reserve(std::int64_t rows);
-  void forward(std::span<const std::int32_t> tokens, std::span<const std::int64_t> positions, const Attend& attend);
+  void forward(const kernels::PassRows& pass, const Attend& attend);
+  void turn(const kernels::PassRows& pass);
   void prefill_carried(SequenceId sequence, std::int64_t first, std::span<const std::int32_t> tokens);
   void compute_blocks(SequenceId sequence, std::span<const Block> blocks, std::span<const std::int32_t> tokens);
+  void compute_alike(SequenceId sequence, std::span<const Block> blocks, std::span<const std::int32_t> tokens);
   void write_rows(int layer, SequenceId sequence, std::span<const Block> blocks);
   void last_logits(std::int64_t position, Way way, std::span<float> logits);
+  void reserve_logits(std::int64_t rows);
+  void compute_logits(const float* x, std::int64_t rows);
   void logits_of(const float* x, std::int64_t rows, std::span<float> logits);
   void agree_on_lengths();
   void compute_missing(const TokenProgress& progress);
@@ -111,6 +117,7 @@ class Llama {
   std::int64_t rows_ = 0;  // of act_, that forward() used last
   OpsArray logits_;
   std::int64_t logit_rows_ = 0;
+  std::int64_t growth_ = 0;  // of act_ and logits_: what was recorded holds their addresses
 };
 
 // Of bits, 8 bytes at a time.

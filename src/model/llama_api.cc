@@ -55,8 +55,8 @@ LlamaSession::LlamaSession(LlamaSession&&) noexcept = default;
 LlamaSession::LlamaSession(std::shared_ptr<const LlamaModel> model, std::shared_ptr<Communicator> communicator,
                            ThreadPool& pool, const LlamaOptions& options)
     : impl_(std::make_unique<Impl>()) {
-  impl_->ops = kernels::cpu_model_ops(pool);
   const LlamaModel::Impl& loaded = model->impl();
+  impl_->ops = kernels::make_model_ops(loaded.ops->gpu(), pool);
   impl_->session.emplace(
       std::make_unique<model::Llama>(loaded.weights, std::move(communicator), *impl_->ops, pool, options),
       loaded.description.tokenizer.get());
@@ -67,8 +67,8 @@ LlamaSession LlamaSession::load(const std::filesystem::path& directory, std::sha
                                 std::shared_ptr<Communicator> communicator, ThreadPool& pool,
                                 const LlamaOptions& options) {
   auto impl = std::make_unique<Impl>();
-  impl->ops = kernels::cpu_model_ops(pool);
   const LlamaModel::Impl& loaded = model->impl();
+  impl->ops = kernels::make_model_ops(loaded.ops->gpu(), pool);
   impl->session.emplace(model::Session::load(directory, loaded.weights, std::move(communicator), *impl->ops, pool,
                                              loaded.description.tokenizer.get(), options));
   impl->model = std::move(model);

@@ -87,7 +87,7 @@ void Llama::save(const fs::path& directory, std::span<const std::int32_t> pendin
 std::unique_ptr<Llama> Llama::load(const fs::path& directory, std::shared_ptr<const Weights> weights,
                                    std::shared_ptr<Communicator> communicator, kernels::ModelOps& ops, ThreadPool& pool,
                                    LlamaOptions options, std::vector<std::int32_t>* pending) {
-  KvCache cache = KvCache::load(communicator, directory);
+  KvCache cache = KvCache::load(communicator, directory, {}, ops.gpu());
   SavedText text;
   const std::string failure = parallel::failure_of([&] {
     text = text_of(directory, cache);

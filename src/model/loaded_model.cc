@@ -54,8 +54,9 @@ namespace treeattn {
 LlamaModel::Impl::Impl(model::ModelDescription what, const LlamaLoadOptions& options)
     : description(std::move(what)),
       pool(options.threads > 0 ? options.threads : ThreadPool::available_cores()),
-      ops(kernels::cpu_model_ops(pool)) {
+      ops(kernels::make_model_ops(options.gpu, pool)) {
   model::WeightOptions loading;
+  loading.host_memory = options.gpu < 0;
   loading.format = options.weights;
   loading.progress = options.progress;
   weights = std::make_shared<model::Weights>(description.config, description.open(), *ops, pool, loading);

@@ -29,7 +29,7 @@ std::vector<Block> Transcript::blocks(std::int64_t first, std::int64_t count, st
     for (std::int64_t at = std::max(first, segments_[s].first); at < stop;) {
       const std::int64_t grid = segments_[s].way == Way::kOneByOne ? at + 1 : (at / chunk_tokens + 1) * chunk_tokens;
       const std::int64_t block_end = std::min(stop, grid);
-      out.push_back({at, block_end - at});
+      out.push_back({at, block_end - at, segments_[s].way});
       at = block_end;
     }
   }

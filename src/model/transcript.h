@@ -12,17 +12,18 @@
 
 namespace treeattn::model {
 
+enum class Way : std::uint8_t {
+  kBlocks,    // prefill: what lies in one chunk together
+  kOneByOne,  // decoding
+};
+
 // Queries at consecutive positions that go through attention in one kernel call.
 struct Block {
   std::int64_t first = 0;
   std::int64_t count = 0;
+  Way way = Way::kBlocks;  // a single token may have come in either
 
   bool operator==(const Block&) const = default;
-};
-
-enum class Way : std::uint8_t {
-  kBlocks,    // prefill: what lies in one chunk together
-  kOneByOne,  // decoding
 };
 
 class Transcript {

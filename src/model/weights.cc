@@ -157,6 +157,7 @@ Weights::Weights(const LlamaConfig& config, std::shared_ptr<const Checkpoint> ch
     const std::string& head = config.tied_embeddings ? table : "lm_head.weight";
     head_ = shared ? embedding_ : loader.matrix(head, config.vocab, hidden, options.format);
     bytes_per_token_ += matrix_bytes(head_);
+    if (!options.host_memory) checkpoint_.reset();  // everything has been copied
   } catch (...) {
     for (void* memory : owned_) ops_.release(memory);
     throw;

@@ -55,6 +55,10 @@ void KvCache::write_from_device(SequenceId sequence, int layer, std::int64_t fir
   store_->write_from_device(sequence, layer, first, k, v, stream);
 }
 
+void KvCache::unshare(SequenceId sequence, std::int64_t first, std::int64_t count) {
+  store_->unshare(sequence, first, count);
+}
+
 std::vector<TokenRange> KvCache::carried(SequenceId sequence, std::int64_t first, std::int64_t count) const {
   return store_->carried(sequence, first, count);
 }

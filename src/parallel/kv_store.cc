@@ -220,6 +220,23 @@ void KvStore::append_from_device(SequenceId sequence, const KvView& k, const KvV
   append_by(sequence, k, v, [&](std::int64_t before) { write_from_device(sequence, 0, before, k, v, stream); });
 }
 
+// A page that is shared is copied by who writes first.
+void KvStore::unshare(Sequence& sequence, std::int64_t chunk) {
+  std::int32_t& page = sequence.pages[static_cast<std::size_t>(chunk)];
+  if (!pool_->shared(page)) return;
+  const std::int32_t own = pool_->copy(page, chunk_use(sequence, chunk));
+  pool_->release(page);
+  page = own;
+}
+
+void KvStore::unshare(SequenceId sequence, std::int64_t first, std::int64_t count) {
+  const std::int64_t chunk_tokens = config_.order.chunk_tokens;
+  for (const TokenRange& range : carried(sequence, first, count)) {
+    const std::int64_t last = (range.first + range.count - 1) / chunk_tokens;
+    for (std::int64_t chunk = range.first / chunk_tokens; chunk <= last; ++chunk) unshare(find(sequence), chunk);
+  }
+}
+
 template <class StoreRows>
 void KvStore::store(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v,
                     const StoreRows& rows) {
@@ -240,13 +257,8 @@ void KvStore::store(SequenceId sequence, int layer, std::int64_t first, const Kv
       const std::int64_t chunk = token / chunk_tokens;
       const std::int64_t offset = token % chunk_tokens;
       const std::int64_t count = std::min(chunk_tokens - offset, range.first + range.count - token);
-      std::int32_t& page = found.pages[static_cast<std::size_t>(chunk)];
-      if (pool_->shared(page)) {
-        const std::int32_t own = pool_->copy(page, chunk_use(found, chunk));
-        pool_->release(page);
-        page = own;
-      }
-      const ChunkMemory memory = pool_->memory(layer, page);
+      unshare(found, chunk);
+      const ChunkMemory memory = pool_->memory(layer, found.pages[static_cast<std::size_t>(chunk)]);
       const auto at = static_cast<std::size_t>(offset);
       const std::int64_t scale_at = offset * config_.kv_heads;
       rows(k, token - first, count, config_.k_type, memory.k + at * bytes.k,

@@ -84,6 +84,7 @@ class KvStore {
   void append_from_device(SequenceId sequence, const KvView& k, const KvView& v, void* stream);
   void write_from_device(SequenceId sequence, int layer, std::int64_t first, const KvView& k, const KvView& v,
                          void* stream);
+  void unshare(SequenceId sequence, std::int64_t first, std::int64_t count);
 
   std::vector<TokenRange> carried(SequenceId sequence, std::int64_t first, std::int64_t count) const;
   std::int64_t carried_tokens(SequenceId sequence) const;
@@ -144,6 +145,7 @@ class KvStore {
              const StoreRows& rows);
   template <class Write>
   void append_by(SequenceId sequence, const KvView& k, const KvView& v, const Write& write);
+  void unshare(Sequence& sequence, std::int64_t chunk);
   void cut(Sequence& sequence, std::int64_t chunks) noexcept;
   void cut_to_common(Communicator& communicator);
   std::vector<TokenRange> redistribute(Communicator& communicator, plan::Shares shares, bool all_must_be_there);

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Llama on a GPU, on one rank and on several that share it: the same bits on any number of them, recorded or not,
+// and the logits of the CPU within a bound.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/llama.h"
+#include "small_llama.h"
+#include "temporary_directory.h"
+#include "treeattn/cuda.h"
+#include "treeattn/error.h"
+
+namespace treeattn::model {
+namespace {
+
+using testing_model::random_tokens;
+using testing_model::RandomCheckpoint;
+using testing_model::small_config;
+using testing_model::small_options;
+using testing_model::SmallModel;
+
+constexpr int kGpu = 0;
+
+// Heads that the tensor cores take, and matrices that cuBLASLt takes.
+LlamaConfig wide_config() {
+  LlamaConfig c = small_config();
+  c.vocab = 304;
+  c.hidden = 256;
+  c.heads = 8;
+  c.kv_heads = 2;
+  c.head_dim = 64;
+  c.feed_forward = 416;
+  return c;
+}
+
+struct GpuModel {
+  explicit GpuModel(const LlamaConfig& config, DType dtype = DType::kBFloat16,
+                    WeightFormat format = WeightFormat::kAsStored)
+      : pool(1), ops(kernels::cuda_model_ops(kGpu)) {
+    WeightOptions options;
+    options.format = format;
+    options.host_memory = false;
+    weights = std::make_shared<Weights>(config, std::make_shared<RandomCheckpoint>(1, dtype), *ops, pool, options);
+  }
+  ThreadPool pool;
+  std::unique_ptr<kernels::ModelOps> ops;
+  std::shared_ptr<const Weights> weights;
+};
+
+struct Text {
+  std::vector<std::int32_t> tokens;
+  std::vector<std::vector<float>> logits;
+};
+
+std::int32_t largest(const std::vector<float>& logits) {
+  return static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+std::string difference(const Text& a, const Text& b) {
+  if (a.tokens.size() != b.tokens.size()) return "lengths";
+  for (std::size_t i = 0; i < a.tokens.size(); ++i) {
+    if (!same_bits(a.logits[i], b.logits[i])) return "logits " + std::to_string(i);
+    if (a.tokens[i] != b.tokens[i]) return "token " + std::to_string(i);
+  }
+  return {};
+}
+
+// forced: the tokens to go on with, whatever the logits say; empty: the likeliest.
+void generate(Llama& llama, SequenceId id, std::vector<float> logits, std::size_t count, Text& text,
+              std::span<const std::int32_t> forced = {}) {
+  while (text.tokens.size() < count) {
+    const std::int32_t token = forced.empty() ? largest(logits) : forced[text.tokens.size()];
+    text.tokens.push_back(token);
+    text.logits.push_back(logits);
+    if (text.tokens.size() < count) llama.decode({&id, 1}, {&token, 1}, logits);
+  }
+}
+
+Text on_one(Llama& llama, std::int64_t prompt, std::size_t count, Way way = Way::kBlocks,
+            std::span<const std::int32_t> forced = {}) {
+  Text text;
+  const SequenceId id = llama.add_sequence();
+  std::vector<float> logits(static_cast<std::size_t>(llama.config().vocab));
+  llama.prefill(id, random_tokens(prompt, llama.config().vocab, 7), logits, way);
+  generate(llama, id, logits, count, text, forced);
+  return text;
+}
+
+Text on_ranks(int ranks, const GpuModel& model, const LlamaOptions& options, std::int64_t prompt, std::size_t count,
+              Way way = Way::kBlocks) {
+  std::vector<Text> texts(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
+    ThreadPool pool(1);
+    const auto ops = kernels::cuda_model_ops(kGpu);
+    Llama llama(model.weights, world, *ops, pool, options);
+    texts[static_cast<std::size_t>(world->rank())] = on_one(llama, prompt, count, way);
+  });
+  for (const Text& text : texts) EXPECT_EQ(difference(text, texts[0]), "");
+  return texts[0];
+}
+
+class LlamaCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda_problem().empty()) GTEST_SKIP() << "*** SKIPPED: " << cuda_problem() << " ***";
+  }
+};
+
+TEST_F(LlamaCuda, SameTextOnAnyNumberOfRanks) {
+  const GpuModel model(wide_config());
+  const Text one = on_ranks(1, model, small_options(), 333, 200);
+  for (const int ranks : {2, 3, 4, 8}) {
+    EXPECT_EQ(difference(one, on_ranks(ranks, model, small_options(), 333, 200)), "") << ranks << " ranks";
+  }
+  std::vector<std::int32_t> kinds = one.tokens;
+  std::sort(kinds.begin(), kinds.end());
+  EXPECT_GT(std::unique(kinds.begin(), kinds.end()) - kinds.begin(), 10);
+}
+
+TEST_F(LlamaCuda, SameTextWithEveryTypeOfTheCacheAndOfTheWeights) {
+  for (const DType stored : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    for (const WeightFormat format : {WeightFormat::kAsStored, WeightFormat::kInt8}) {
+      const GpuModel model(small_config(), stored, format);
+      for (const DType type : kAllDTypes) {
+        LlamaOptions options = small_options();
+        options.kv_type = type;
+        EXPECT_EQ(difference(on_ranks(1, model, options, 130, 12), on_ranks(3, model, options, 130, 12)), "")
+            << dtype_name(stored) << ", cache " << dtype_name(type);
+      }
+    }
+  }
+}
+
+// The bits of decoding token by token: in blocks, on several ranks, and by decode itself.
+TEST_F(LlamaCuda, OneByOneIsDecode) {
+  const GpuModel model(wide_config());
+  const std::vector<std::int32_t> prompt = random_tokens(150, wide_config().vocab, 7);
+  const auto ops = kernels::cuda_model_ops(kGpu);
+  ThreadPool pool(1);
+  Llama llama(model.weights, self_communicator(), *ops, pool, small_options());
+  const SequenceId id = llama.add_sequence();
+  std::vector<float> logits(static_cast<std::size_t>(wide_config().vocab));
+  for (const std::int32_t token : prompt) llama.decode({&id, 1}, {&token, 1}, logits);
+  Text want;
+  generate(llama, id, logits, 5, want);
+  for (const int ranks : {1, 3}) {
+    EXPECT_EQ(difference(want, on_ranks(ranks, model, small_options(), 150, 5, Way::kOneByOne)), "") << ranks;
+  }
+}
+
+// Steps that are recorded, with other sequences coming and going, against ranks that do not record.
+TEST_F(LlamaCuda, BatchesForksAndRecordings) {
+  const GpuModel model(wide_config());
+  const auto run = [&](int ranks) {
+    std::vector<std::vector<float>> all;
+    run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
+      const auto ops = kernels::cuda_model_ops(kGpu);
+      ThreadPool pool(1);
+      Llama llama(model.weights, world, *ops, pool, small_options());
+      const auto vocab = static_cast<std::size_t>(wide_config().vocab);
+      std::vector<SequenceId> ids;
+      for (int i = 0; i < 17; ++i) {
+        ids.push_back(llama.add_sequence());
+        llama.prefill(ids.back(), random_tokens(40 + 7 * i, wide_config().vocab, static_cast<std::uint32_t>(i)), {});
+      }
+      ids.push_back(llama.fork(ids[3]));
+      for (int step = 0; step < 24; ++step) {
+        const std::size_t batch = step < 8 ? 18 : step < 16 ? 9 : 2;
+        const std::vector<std::int32_t> tokens =
+            random_tokens(static_cast<std::int64_t>(batch), wide_config().vocab, static_cast<std::uint32_t>(step));
+        std::vector<float> logits(batch * vocab);
+        llama.decode(std::span(ids).last(batch), tokens, logits);
+        if (world->rank() == 0) all.push_back(logits);
+        if (step == 19) llama.truncate(ids.back(), 45);
+      }
+    });
+    return all;
+  };
+  const auto one = run(1), three = run(3);
+  ASSERT_EQ(one.size(), three.size());
+  for (std::size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(same_bits(one[i], three[i])) << "step " << i;
+}
+
+TEST_F(LlamaCuda, LogitsOfTheCpu) {
+  // The bounds of docs/llama.md, in units of the largest logit: set, not derived.
+  const auto compare = [](DType weights, DType kv, WeightFormat format, double bound) {
+    LlamaOptions options = small_options();
+    options.kv_type = kv;
+    const SmallModel cpu(wide_config(), weights, format);
+    const GpuModel gpu(wide_config(), weights, format);
+    ThreadPool pool(1);
+    const auto cpu_ops = kernels::cpu_model_ops(pool), gpu_ops = kernels::cuda_model_ops(kGpu);
+    Llama here(cpu.weights, self_communicator(), *cpu_ops, pool, options);
+    Llama there(gpu.weights, self_communicator(), *gpu_ops, pool, options);
+    const Text want = on_one(here, 200, 40);
+    const Text got = on_one(there, 200, 40, Way::kBlocks, want.tokens);
+    double worst = 0, size = 0;
+    for (std::size_t i = 0; i < want.logits.size(); ++i) {
+      for (std::size_t j = 0; j < want.logits[i].size(); ++j) {
+        size = std::max(size, std::fabs(static_cast<double>(want.logits[i][j])));
+        worst = std::max(worst, std::fabs(static_cast<double>(want.logits[i][j]) - got.logits[i][j]));
+      }
+    }
+    std::printf("%s weights, %s cache: off by %.2e of the largest logit\n", std::string(dtype_name(weights)).c_str(),
+                std::string(dtype_name(kv)).c_str(), worst / size);
+    EXPECT_LE(worst / size, bound);
+  };
+  compare(DType::kFloat32, DType::kFloat32, WeightFormat::kAsStored, 0x1p-11);
+  compare(DType::kFloat16, DType::kFloat32, WeightFormat::kAsStored, 0x1p-11);
+  compare(DType::kBFloat16, DType::kBFloat16, WeightFormat::kAsStored, 0x1p-3);
+  compare(DType::kFloat32, DType::kFloat32, WeightFormat::kInt8, 0x1p-1);
+}
+
+TEST_F(LlamaCuda, SavedOnAGpuGoesOnOnRanks) {
+  const GpuModel model(wide_config());
+  const Text want = on_ranks(1, model, small_options(), 200, 30);
+  const TemporaryDirectory directory;
+  run_ranks(1, [&](std::shared_ptr<Communicator> world) {
+    const auto ops = kernels::cuda_model_ops(kGpu);
+    ThreadPool pool(1);
+    Llama llama(model.weights, world, *ops, pool, small_options());
+    const Text text = on_one(llama, 200, 20);
+    llama.save(directory.path(), std::span(text.tokens).last(1));
+  });
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    const auto ops = kernels::cuda_model_ops(kGpu);
+    ThreadPool pool(1);
+    std::vector<std::int32_t> pending;
+    const auto llama = Llama::load(directory.path(), model.weights, world, *ops, pool, {}, &pending);
+    const SequenceId id = llama->sequences().front();
+    Text text{{want.tokens.begin(), want.tokens.begin() + 20}, {want.logits.begin(), want.logits.begin() + 20}};
+    std::vector<float> logits(want.logits[0].size());
+    llama->decode({&id, 1}, pending, logits);
+    generate(*llama, id, logits, 30, text);
+    EXPECT_EQ(difference(text, want), "");
+  });
+}
+
+// A rank is lost between a prompt, decoded tokens and another prompt: what it had is computed again, each token in the
+// way it was first computed.
+TEST_F(LlamaCuda, SurvivorsGoOnWithTheSameText) {
+  const GpuModel model(wide_config());
+  const std::vector<std::int32_t> tokens = random_tokens(330, wide_config().vocab, 5);
+  const auto run = [&](Llama& llama, const std::function<bool(std::int64_t)>& leave) -> std::optional<Text> {
+    if (llama.sequences().empty()) llama.add_sequence();
+    const SequenceId id = llama.sequences().front();
+    Text text;
+    std::vector<float> logits(static_cast<std::size_t>(wide_config().vocab));
+    const auto part = [&](std::int64_t first, std::int64_t end) {
+      return std::span(tokens).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(end - first));
+    };
+    const auto said = [&] { return llama.transcript(id).length(); };
+    for (;;) {
+      try {
+        if (said() < 130) llama.prefill(id, part(said(), 130), {});
+        while (said() < 190) llama.decode({&id, 1}, part(said(), said() + 1), logits);
+        if (said() < 300) llama.prefill(id, part(said(), 300), {});
+        while (said() < 330) {
+          if (leave(said())) return {};
+          text.tokens.resize(static_cast<std::size_t>(said() - 300));
+          text.logits.resize(static_cast<std::size_t>(said() - 300));
+          text.tokens.push_back(tokens[static_cast<std::size_t>(said())]);
+          llama.decode({&id, 1}, part(said(), said() + 1), logits);
+          text.logits.push_back(logits);
+        }
+        return text;
+      } catch (const LostRanks&) {
+        llama.recover();
+      }
+    }
+  };
+  Text want;
+  run_ranks(1, [&](std::shared_ptr<Communicator> world) {
+    const auto ops = kernels::cuda_model_ops(kGpu);
+    ThreadPool pool(1);
+    Llama llama(model.weights, world, *ops, pool, small_options());
+    want = *run(llama, [](std::int64_t) { return false; });
+  });
+  RankOptions patience;
+  patience.deadline = Seconds(20.0);
+  for (const int ranks : {2, 3}) {
+    std::atomic<int> finished = 0;
+    run_ranks(
+        ranks,
+        [&](std::shared_ptr<Communicator> world) {
+          const bool mortal = world->rank() == ranks - 1;
+          const auto ops = kernels::cuda_model_ops(kGpu);
+          ThreadPool pool(1);
+          Llama llama(model.weights, world, *ops, pool, small_options());
+          const auto text = run(llama, [&](std::int64_t said) { return mortal && said == 315; });
+          if (!text) return;
+          EXPECT_EQ(difference(*text, want), "") << ranks << " ranks";
+          ++finished;
+        },
+        patience);
+    EXPECT_EQ(finished, ranks - 1);
+  }
+}
+
+}  // namespace
+}  // namespace treeattn::model

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_llama_gpu.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "command.h"
+#include "kernels/cuda/rank_device.h"
+#include "model/activations.h"
+#include "model/llama.h"
+#include "model_run.h"
+#include "table.h"
+
+namespace treeattn::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// What was measured, and what it is measured against: bytes and bandwidth, or operations and their rate.
+struct GpuLine {
+  std::string what;
+  std::int64_t tokens = 0, batch = 0;
+  double seconds = 0, limit_seconds = 0;
+  double ratio() const { return limit_seconds / seconds; }
+};
+
+class GpuRun {
+ public:
+  GpuRun(const GpuBench& bench, const ModelRank& rank)
+      : bench_(bench), rank_(rank), config_(bench.plan.model.config), device_(rank.ops.gpu()) {}
+
+  std::vector<GpuLine> run() {
+    read_ = device_.read_bandwidth(std::size_t{2} << 30);
+    for (const std::int64_t batch : bench_.batches) measure_parts(batch);
+    for (const std::int64_t batch : bench_.batches) {
+      for (const std::int64_t tokens : bench_.tokens) measure_steps(batch, tokens);
+    }
+    if (bench_.prefill > 0) measure_prefill();
+    return std::move(lines_);
+  }
+
+  double read_gb_s() const { return read_; }
+  double product_tflops() const { return product_; }
+
+ private:
+  void add(std::string what, std::int64_t tokens, std::int64_t batch, double seconds, double limit) {
+    lines_.push_back({std::move(what), tokens, batch, seconds, limit});
+  }
+
+  // Waits until the GPU has done its work.
+  void finish() {
+    float ignored = 0;
+    rank_.ops.to_host(&ignored, rank_.model.weights->final_norm(), sizeof ignored);
+  }
+
+  // Steps of all layers one after the other, so that no weight is in a cache when it is read again.
+  template <class Work>
+  double seconds_a_layer(const Work& work) {
+    const std::vector<model::LayerWeights>& layers = rank_.model.weights->layers();
+    double best = 0;
+    for (int round = 0; round < 4; ++round) {  // the first warms up
+      finish();
+      const auto start = Clock::now();
+      for (const model::LayerWeights& layer : layers) work(layer);
+      finish();
+      const double seconds = seconds_since(start) / static_cast<double>(layers.size());
+      if (round > 0 && (best == 0 || seconds < best)) best = seconds;
+    }
+    return best;
+  }
+
+  void measure_parts(std::int64_t batch) {
+    kernels::ModelOps& ops = rank_.ops;
+    const model::Activations act(ops, config_, batch);
+    const float eps = static_cast<float>(config_.rms_eps);
+    ops.begin({kernels::Pass::kDecode, {}, {}, {}});
+    const auto limit = [&](std::initializer_list<const kernels::WeightMatrix*> matrices) {
+      double bytes = 0;
+      for (const kernels::WeightMatrix* w : matrices) bytes += static_cast<double>(model::matrix_bytes(*w));
+      return bytes / read_ * 1e-9;
+    };
+    const model::LayerWeights& w = rank_.model.weights->layers().front();
+    add("q, k, v", 0, batch, seconds_a_layer([&](const model::LayerWeights& layer) {
+          const kernels::Projection qkv[] = {{layer.q, act.q.get()}, {layer.k, act.k.get()}, {layer.v, act.v.get()}};
+          ops.norm_linear(act.x.get(), layer.attention_norm, eps, batch, act.normed.get(), qkv);
+        }),
+        limit({&w.q, &w.k, &w.v}));
+    add("o", 0, batch, seconds_a_layer([&](const model::LayerWeights& layer) {
+          ops.linear(layer.o, act.attended.get(), batch, act.x.get(), true);
+        }),
+        limit({&w.o}));
+    add("feed-forward", 0, batch, seconds_a_layer([&](const model::LayerWeights& layer) {
+          ops.feed_forward({layer.feed_forward_norm, eps, layer.gate, layer.up, layer.down, act.normed.get(),
+                            act.gate_up.get(), act.activated.get()},
+                           batch, act.x.get());
+        }),
+        limit({&w.gate, &w.up, &w.down}));
+  }
+
+  std::unique_ptr<model::Llama> make_llama() const {
+    return std::make_unique<model::Llama>(rank_.model.weights, rank_.world, rank_.ops, rank_.pool, bench_.plan.llama);
+  }
+
+  void measure_steps(std::int64_t batch, std::int64_t tokens) {
+    constexpr std::int64_t kWarmUp = 4;  // done as it is, recorded, and twice repeated
+    tokens = std::min(tokens, config_.context - bench_.new_tokens - kWarmUp);
+    const auto llama = make_llama();
+    std::vector<SequenceId> ids;
+    for (std::int64_t i = 0; i < batch; ++i) {
+      ids.push_back(llama->add_sequence());
+      if (tokens > 0) llama->fill(ids.back(), tokens, static_cast<std::uint32_t>(i));
+    }
+    const std::vector<std::int32_t> said(ids.size(), 1);
+    std::vector<float> logits(ids.size() * static_cast<std::size_t>(config_.vocab));
+    std::vector<double> seconds;
+    for (std::int64_t step = 0; step < kWarmUp + bench_.new_tokens; ++step) {
+      const auto start = Clock::now();
+      llama->decode(ids, said, logits);
+      if (step >= kWarmUp) seconds.push_back(seconds_since(start));
+    }
+    const double row = static_cast<double>(dtype_size(bench_.plan.llama.kv_type));
+    const double kv = 2.0 * row * static_cast<double>(config_.layers * config_.kv_heads * config_.head_dim);
+    const double middle = static_cast<double>(tokens + kWarmUp + bench_.new_tokens / 2);
+    const double bytes =
+        static_cast<double>(rank_.model.weights->bytes_per_token()) + kv * middle * static_cast<double>(batch);
+    add("step", tokens, batch, median(std::move(seconds)), bytes / read_ * 1e-9);
+  }
+
+  // The matrices of a prompt alone, and all of it.
+  void measure_prefill() {
+    product_ = device_.product_rate(8192);
+    const std::int64_t rows = bench_.prefill;
+    kernels::ModelOps& ops = rank_.ops;
+    const double flops = 2.0 * static_cast<double>(rows) *
+                         static_cast<double>(model::weight_bytes_per_token(config_, WeightFormat::kAsStored) / 2 -
+                                             static_cast<std::size_t>(config_.vocab * config_.hidden));
+    {
+      const model::Activations act(ops, config_, rows);
+      const float eps = static_cast<float>(config_.rms_eps);
+      ops.begin({kernels::Pass::kPrefill, {}, {}, {}});
+      const double seconds = seconds_a_layer([&](const model::LayerWeights& layer) {
+        const kernels::Projection qkv[] = {{layer.q, act.q.get()}, {layer.k, act.k.get()}, {layer.v, act.v.get()}};
+        ops.norm_linear(act.x.get(), layer.attention_norm, eps, rows, act.normed.get(), qkv);
+        ops.linear(layer.o, act.attended.get(), rows, act.x.get(), true);
+        ops.feed_forward({layer.feed_forward_norm, eps, layer.gate, layer.up, layer.down, act.normed.get(),
+                          act.gate_up.get(), act.activated.get()},
+                         rows, act.x.get());
+      });
+      add("matrices of a prompt", rows, 1, seconds * static_cast<double>(config_.layers), flops / product_ * 1e-12);
+    }
+    const auto llama = make_llama();
+    const std::vector<std::int32_t> prompt(static_cast<std::size_t>(rows), 1);
+    std::vector<float> logits(static_cast<std::size_t>(config_.vocab));
+    double best = 0;
+    for (int round = 0; round < 2; ++round) {
+      const SequenceId id = llama->add_sequence();
+      const auto start = Clock::now();
+      llama->prefill(id, prompt, logits);
+      best = seconds_since(start);
+      llama->drop(id);
+    }
+    // Half of q K^T and half of w V: the mask.
+    const double attention =
+        2.0 * static_cast<double>(rows * rows) * static_cast<double>(config_.layers * config_.heads * config_.head_dim);
+    add("prompt", rows, 1, best, (flops + attention) / product_ * 1e-12);
+  }
+
+  const GpuBench& bench_;
+  const ModelRank& rank_;
+  const model::LlamaConfig& config_;
+  kernels::cuda::RankDevice device_;
+  double read_ = 0, product_ = 0;
+  std::vector<GpuLine> lines_;
+};
+
+void print_json(const GpuRun& run, const GpuLine& line) {
+  nlohmann::ordered_json out;
+  out["what"] = line.what;
+  out["tokens"] = line.tokens;
+  out["batch"] = line.batch;
+  out["ms"] = 1e3 * line.seconds;
+  out["limit_ms"] = 1e3 * line.limit_seconds;
+  out["of_limit"] = line.ratio();
+  out["read_gb_s"] = run.read_gb_s();
+  if (run.product_tflops() > 0) out["product_tflops"] = run.product_tflops();
+  fmt::print("{}\n", out.dump());
+}
+
+}  // namespace
+
+int bench_llama_on_gpu(const GpuBench& bench) {
+  return run_model(bench.plan, *std::max_element(bench.tokens.begin(), bench.tokens.end()), [&](const ModelRank& rank) {
+    GpuRun run(bench, rank);
+    const std::vector<GpuLine> lines = run.run();
+    if (bench.json) {
+      for (const GpuLine& line : lines) print_json(run, line);
+      return kOk;
+    }
+    fmt::print("{}; a plain read: {} GB/s", rank.ops.name(), format_number(run.read_gb_s()));
+    if (run.product_tflops() > 0) fmt::print("; cuBLASLt, 8192^3: {} TFLOP/s", format_number(run.product_tflops()));
+    fmt::print("\n\n");
+    Table table({{"what", Align::kLeft}, {"tokens"}, {"batch"}, {"ms"}, {"limit ms"}, {"of limit"}});
+    for (const GpuLine& line : lines) {
+      table.add({line.what, fmt::format("{}", line.tokens), fmt::format("{}", line.batch),
+                 format_number(1e3 * line.seconds), format_number(1e3 * line.limit_seconds),
+                 fmt::format("{:.1f} %", 100 * line.ratio())});
+    }
+    table.print();
+    return kOk;
+  });
+}
+
+}  // namespace treeattn::tools
