@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "model/llama.h"
+#include "model_text.h"
 #include "small_llama.h"
 #include "temporary_directory.h"
 #include "treeattn/error.h"
@@ -19,36 +20,14 @@
 namespace treeattn::model {
 namespace {
 
+using testing_model::difference;
+using testing_model::largest;
 using testing_model::random_tokens;
+using testing_model::same_bits;
 using testing_model::small_config;
 using testing_model::small_options;
 using testing_model::SmallModel;
-
-// The tokens that come out, and the logits they were taken from.
-struct Text {
-  std::vector<std::int32_t> tokens;
-  std::vector<std::vector<float>> logits;
-};
-
-std::int32_t largest(const std::vector<float>& logits) {
-  return static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-// Where two texts part; empty if they do not.
-std::string difference(const Text& a, const Text& b) {
-  if (a.tokens.size() != b.tokens.size()) {
-    return "lengths " + std::to_string(a.tokens.size()) + ", " + std::to_string(b.tokens.size());
-  }
-  for (std::size_t i = 0; i < a.tokens.size(); ++i) {
-    if (a.tokens[i] != b.tokens[i]) return "token " + std::to_string(i);
-    if (!same_bits(a.logits[i], b.logits[i])) return "logits " + std::to_string(i);
-  }
-  return {};
-}
+using testing_model::Text;
 
 // One rank of one run.
 struct Rank {

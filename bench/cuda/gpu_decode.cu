@@ -10,17 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "gpu_bench.cuh"
 #include "treeattn/cuda.h"
 
 namespace {
 
 using namespace treeattn;
-
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
+using bench::check, bench::fill_kernel, bench::median_ms;
 
 __global__ void read_kernel(const uint4* data, std::size_t count, unsigned* out) {
   unsigned sum = 0;
@@ -32,18 +28,6 @@ __global__ void read_kernel(const uint4* data, std::size_t count, unsigned* out)
   }
   for (; i < count; i += stride) sum += data[i].x ^ data[i].y ^ data[i].z ^ data[i].w;
   if (sum == 0x12345678u) *out = sum;
-}
-
-// Small bfloat16 numbers.
-__global__ void fill_kernel(unsigned short* data, std::size_t count, unsigned seed) {
-  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
-       i += std::size_t{gridDim.x} * blockDim.x) {
-    unsigned x = static_cast<unsigned>(i) * 2654435761u + seed;
-    x ^= x >> 15;
-    x *= 2246822519u;
-    x ^= x >> 13;
-    data[i] = static_cast<unsigned short>(((x & 1) << 15) | ((120 + (x >> 1) % 8) << 7) | ((x >> 8) & 127));
-  }
 }
 
 // Any int8; as fp8, numbers below 2.
@@ -91,25 +75,6 @@ void fill(const Shape& s, std::byte* data, unsigned seed) {
     fill_bytes_kernel<<<4096, 256>>>(reinterpret_cast<unsigned char*>(data), s.elements(), seed);
   }
   if (s.scales) fill_scales_kernel<<<1024, 256>>>(reinterpret_cast<float*>(data + s.elements()), s.rows());
-}
-
-template <class Call>
-double median_ms(int repeats, const Call& call) {
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < repeats + 3; ++i) {
-    check(cudaEventRecord(begin), "record");
-    call(i);
-    check(cudaEventRecord(end), "record");
-    check(cudaEventSynchronize(end), "synchronize");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "time");
-    if (i >= 3) times.push_back(ms);
-  }
-  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
-  return times[times.size() / 2];
 }
 
 }  // namespace

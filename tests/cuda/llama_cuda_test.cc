@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "model/llama.h"
+#include "model_text.h"
 #include "small_llama.h"
 #include "temporary_directory.h"
 #include "treeattn/cuda.h"
@@ -20,11 +21,15 @@
 namespace treeattn::model {
 namespace {
 
+using testing_model::difference;
+using testing_model::largest;
 using testing_model::random_tokens;
 using testing_model::RandomCheckpoint;
+using testing_model::same_bits;
 using testing_model::small_config;
 using testing_model::small_options;
 using testing_model::SmallModel;
+using testing_model::Text;
 
 constexpr int kGpu = 0;
 
@@ -53,28 +58,6 @@ struct GpuModel {
   std::unique_ptr<kernels::ModelOps> ops;
   std::shared_ptr<const Weights> weights;
 };
-
-struct Text {
-  std::vector<std::int32_t> tokens;
-  std::vector<std::vector<float>> logits;
-};
-
-std::int32_t largest(const std::vector<float>& logits) {
-  return static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-std::string difference(const Text& a, const Text& b) {
-  if (a.tokens.size() != b.tokens.size()) return "lengths";
-  for (std::size_t i = 0; i < a.tokens.size(); ++i) {
-    if (!same_bits(a.logits[i], b.logits[i])) return "logits " + std::to_string(i);
-    if (a.tokens[i] != b.tokens[i]) return "token " + std::to_string(i);
-  }
-  return {};
-}
 
 // forced: the tokens to go on with, whatever the logits say; empty: the likeliest.
 void generate(Llama& llama, SequenceId id, std::vector<float> logits, std::size_t count, Text& text,

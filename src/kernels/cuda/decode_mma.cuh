@@ -425,20 +425,7 @@ Launch decode_mma_launch(int rows) {
 // The same for any head dim; kernel is null where there is none. Each type is compiled in a file of its own.
 template <class T>
 Launch decode_mma_launch(int dim, int rows) {
-  switch (dim) {
-    case 64:
-      return decode_mma_launch<T, 64>(rows);
-    case 80:
-      return decode_mma_launch<T, 80>(rows);
-    case 96:
-      return decode_mma_launch<T, 96>(rows);
-    case 128:
-      return decode_mma_launch<T, 128>(rows);
-    case 256:
-      return decode_mma_launch<T, 256>(rows);
-    default:
-      return {};
-  }
+  return for_head_dim(dim, [&](auto fixed) { return decode_mma_launch<T, fixed.value>(rows); });
 }
 
 }  // namespace treeattn::kernels::cuda

@@ -321,20 +321,7 @@ Launch decode_mma8_launch(int rows) {
 // The same for any head dim; kernel is null where there is none. Each type is compiled in a file of its own.
 template <class Bytes>
 Launch decode_mma8_launch(int dim, int rows) {
-  switch (dim) {
-    case 64:
-      return decode_mma8_launch<Bytes, 64>(rows);
-    case 80:
-      return decode_mma8_launch<Bytes, 80>(rows);
-    case 96:
-      return decode_mma8_launch<Bytes, 96>(rows);
-    case 128:
-      return decode_mma8_launch<Bytes, 128>(rows);
-    case 256:
-      return decode_mma8_launch<Bytes, 256>(rows);
-    default:
-      return {};
-  }
+  return for_head_dim(dim, [&](auto fixed) { return decode_mma8_launch<Bytes, fixed.value>(rows); });
 }
 
 }  // namespace treeattn::kernels::cuda

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "kernels/cuda/params.h"
 
 namespace treeattn::kernels::cuda {
@@ -37,6 +39,25 @@ Launch find_prefill_bf16(int dim);
 Launch find_prefill_f16(int dim);
 // Adds what computes bad rows again. levels: of the largest node.
 void add_redo(const AttentionParams& params, int levels, Launch& launch);
+
+// find(head dim as a constant) for the head dims that the tensor-core decode kernels are made for.
+template <class Find>
+Launch for_head_dim(int dim, const Find& find) {
+  switch (dim) {
+    case 64:
+      return find(std::integral_constant<int, 64>());
+    case 80:
+      return find(std::integral_constant<int, 80>());
+    case 96:
+      return find(std::integral_constant<int, 96>());
+    case 128:
+      return find(std::integral_constant<int, 128>());
+    case 256:
+      return find(std::integral_constant<int, 256>());
+    default:
+      return {};
+  }
+}
 
 // Parts of find_decode_mma.
 Launch find_decode_bf16(int dim, int rows);
