@@ -160,6 +160,35 @@ TEST(Session, TheFlagOfOneRankStopsAll) {
   });
 }
 
+// A long prompt is left where a piece of it ends, and goes on there as if nothing had been.
+TEST(Session, APromptCanBeLeftAndTakenUpAgain) {
+  const SmallModel model;
+  const std::vector<std::int32_t> prompt = random_tokens(900, 301, 4);
+  for (const int ranks : {1, 3}) {
+    run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
+      Rank whole(model, world, nullptr), cut(model, world, nullptr);
+      const GenerateResult expected = whole.session.generate(prompt, tokens_of(5));
+      std::atomic<bool> flag = false;
+      std::int64_t seen = 0;
+      GenerateOptions options = tokens_of(5);
+      options.interrupt = &flag;
+      TextListener listener;
+      listener.prefill = [&](std::int64_t done, std::int64_t total) {
+        EXPECT_EQ(total, 900);
+        EXPECT_GT(done, seen);
+        seen = done;
+        if (world->rank() == 0 && done > 300) flag = true;
+      };
+      const GenerateResult left = cut.session.generate(prompt, options, listener);
+      EXPECT_EQ(left.reason, StopReason::kInterrupted);
+      EXPECT_TRUE(left.tokens.empty());
+      EXPECT_LT(seen, 900);
+      EXPECT_EQ(cut.session.tokens(), prompt);
+      EXPECT_EQ(cut.session.generate({}, tokens_of(5)).tokens, expected.tokens);
+    });
+  }
+}
+
 TEST(Session, BadPromptsAreRefused) {
   const SmallModel model;
   Rank rank(model, self_communicator(), nullptr);

@@ -191,8 +191,8 @@ int run(const GenerateCommand& options) {
 }
 
 constexpr char kFooter[] =
-    R"(The text goes to stdout as it is made. Ctrl-C ends it after the next token; a second one ends the program. Without a
-tokenizer.json the bytes of the prompt are its tokens, and tokens are printed as numbers.
+    R"(The text goes to stdout as it is made. Ctrl-C ends it after the next token or piece of the prompt; a second one ends
+the program. Without a tokenizer.json the bytes of the prompt are its tokens, and tokens are printed as numbers.
 
 Examples:
   treeattn generate --model Llama-3.2-1B "The sea is"

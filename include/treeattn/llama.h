@@ -64,7 +64,7 @@ struct GenerateOptions {
   std::vector<std::int32_t> stop_tokens;         // beside the model's own
   bool ignore_eos = false;                       // the model's own do not end the text
   bool recover = false;                          // go on without ranks that are lost
-  const std::atomic<bool>* interrupt = nullptr;  // true on any rank: all stop after the next token
+  const std::atomic<bool>* interrupt = nullptr;  // true on any rank: all stop after the next token or piece of prompt
 };
 
 enum class StopReason : std::uint8_t { kMaxTokens, kStopToken, kStopString, kContext, kInterrupted };

@@ -39,6 +39,7 @@ struct Session::Call {
   void show(const std::string& text) const {
     if (!text.empty() && listener.text) listener.text(text);
   }
+  bool interrupted() const { return options.interrupt && options.interrupt->load(std::memory_order_relaxed); }
 };
 
 Session::Session(std::unique_ptr<Llama> llama, const Tokenizer* tokenizer, std::vector<std::int32_t> pending)
@@ -50,6 +51,8 @@ Session::Session(std::unique_ptr<Llama> llama, const Tokenizer* tokenizer, std::
   known_.assign(tokens.begin(), tokens.end());
   prompt_end_ = static_cast<std::int64_t>(known_.size());
   known_.insert(known_.end(), pending.begin(), pending.end());
+  // One is the last that was said; more are what was left of a prompt.
+  if (pending.size() > 1) prompt_end_ = static_cast<std::int64_t>(known_.size());
   logits_.resize(static_cast<std::size_t>(llama_->config().vocab));
 }
 
@@ -106,28 +109,43 @@ GenerateResult Session::generate(std::span<const std::int32_t> prompt, const Gen
   return std::move(call.result);
 }
 
-// Brings all that is known into the cache; then logits_ are those of its last token.
-void Session::catch_up(const TextListener& listener) {
+// Brings all that is known into the cache; then logits_ are those of its last token. False where a rank was interrupted
+// before the end of the prompt: the rest of it waits for the next call.
+bool Session::catch_up(const Call& call) {
   const auto length = [&] { return llama_->transcript(sequence_).length(); };
   const std::span<const std::int32_t> known = known_;
-  if (length() < prompt_end_) {
-    const auto from = static_cast<std::size_t>(length());
-    llama_->prefill(sequence_, known.subspan(from, static_cast<std::size_t>(prompt_end_) - from), logits_, Way::kBlocks,
-                    listener.prefill);
+  // As many at once as go through the layers at once, on the grid of the chunks: where a prompt is cut there changes no
+  // bits.
+  const LlamaOptions& options = llama_->options();
+  const std::int64_t piece = options.order.chunk_tokens * options.chunks_per_piece * llama_->communicator()->size();
+  const std::int64_t begin = length(), total = prompt_end_ - begin;
+  while (length() < prompt_end_) {
+    const std::int64_t first = length(), last = std::min(prompt_end_, (first / piece + 1) * piece);
+    const std::span<float> logits = last == prompt_end_ ? std::span<float>(logits_) : std::span<float>();
+    llama_->prefill(sequence_, known.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first)),
+                    logits, Way::kBlocks);
+    if (call.listener.prefill) call.listener.prefill(last - begin, total);
+    if (last == prompt_end_) break;
+    if (llama_->require_agreement(static_cast<std::uint64_t>(last), "the length of the text", call.interrupted())) {
+      return false;
+    }
   }
   while (length() < static_cast<std::int64_t>(known.size())) {
     llama_->decode({&sequence_, 1}, known.subspan(static_cast<std::size_t>(length()), 1), logits_);
   }
+  return true;
 }
 
 // One step, the same on every rank; false: it was the last one.
 bool Session::next_token(Call& call) {
   const GenerateOptions& options = call.options;
-  catch_up(call.listener);
+  if (!catch_up(call)) {
+    call.result.reason = StopReason::kInterrupted;
+    return false;
+  }
   const TokenChoice choice = choose(logits_, known_, static_cast<std::int64_t>(known_.size()), options.sampler);
-  const bool interrupted = options.interrupt && options.interrupt->load(std::memory_order_relaxed);
   const bool stop_all = llama_->require_agreement(digest_of(logits_, static_cast<std::uint64_t>(choice.token)),
-                                                  "the logits and the token taken", interrupted);
+                                                  "the logits and the token taken", call.interrupted());
   known_.push_back(choice.token);
   const std::size_t said = known_.size() - call.begin;
   if (said <= call.shown) return true;  // computed again after a loss

@@ -36,7 +36,7 @@ class Session {
  private:
   struct Call;
   void check(std::span<const std::int32_t> prompt, const GenerateOptions& options) const;
-  void catch_up(const TextListener& listener);
+  bool catch_up(const Call& call);
   bool next_token(Call& call);
   void recover(const LostRanks& error, Call& call);
   void get_in_step();
