@@ -10,7 +10,7 @@
 #include <string>
 
 #include "command.h"
-#include "kernels/cuda/rank_device.h"
+#include "kernels/cuda/ranks/rank_device.h"
 #include "model/activations.h"
 #include "model/llama.h"
 #include "model_run.h"

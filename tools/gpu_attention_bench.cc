@@ -14,7 +14,7 @@
 #include "bench_data.h"
 #include "device_option.h"
 #include "kernels/cuda/gpu_meter.h"
-#include "kernels/cuda/rank_device.h"
+#include "kernels/cuda/ranks/rank_device.h"
 #include "table.h"
 #include "treeattn/cuda.h"
 

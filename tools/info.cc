@@ -12,7 +12,7 @@
 #include "base/machine.h"
 #include "base/read_bandwidth.h"
 #include "command.h"
-#include "kernels/cuda/rank_device.h"
+#include "kernels/cuda/ranks/rank_device.h"
 #include "table.h"
 #include "treeattn/attention.h"
 #include "treeattn/communicator.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/buffer.h"
-#include "kernels/cuda/rank_device.h"
+#include "kernels/cuda/ranks/rank_device.h"
 #include "kernels/model_ops.h"
 #include "model/activations.h"
 #include "model/transcript.h"

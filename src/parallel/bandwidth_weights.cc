@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/read_bandwidth.h"
-#include "kernels/cuda/rank_device.h"
+#include "kernels/cuda/ranks/rank_device.h"
 #include "parallel/agree.h"
 #include "treeattn/kv_cache.h"
 

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "kernels/cuda/rank_device.h"
+#include "kernels/cuda/ranks/rank_device.h"
 #include "parallel/reduce.h"
 #include "treeattn/strategy.h"
 
@@ -24,8 +24,8 @@ class DeviceReducer {
 // By NCCL: its collectives for kTwoPhase, kPaper and kGather, its send and receive for the other schedules. Throws
 // Unavailable in a build without it.
 std::unique_ptr<DeviceReducer> nccl_reducer();
-// By one kernel that writes into the memory of the other GPUs (kernels/cuda/peer_exchange.h): in the canonical order,
-// whatever the strategy.
+// By one kernel that writes into the memory of the other GPUs (kernels/cuda/ranks/peer_exchange.h): in the canonical
+// order, whatever the strategy.
 std::unique_ptr<DeviceReducer> peer_reducer();
 
 }  // namespace treeattn::parallel

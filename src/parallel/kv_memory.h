@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "kernels/cuda/rank_device.h"
+#include "kernels/cuda/ranks/rank_device.h"
 
 namespace treeattn::parallel {
 

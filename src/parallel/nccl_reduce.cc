@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "kernels/cuda/device_buffer.h"
-#include "kernels/cuda/state_kernels.h"
+#include "kernels/cuda/ranks/state_kernels.h"
 #include "parallel/agree.h"
 #include "parallel/device_reduce.h"
 #include "treeattn/error.h"

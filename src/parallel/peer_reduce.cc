@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "kernels/cuda/peer_exchange.h"
+#include "kernels/cuda/ranks/peer_exchange.h"
 #include "parallel/agree.h"
 #include "parallel/device_reduce.h"
 #include "treeattn/error.h"

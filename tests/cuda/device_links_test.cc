@@ -11,7 +11,7 @@
 #include "cuda/device_case.h"
 #include "decode_loop.h"
 #include "expect_on_ranks.h"
-#include "kernels/cuda/peer_exchange.h"
+#include "kernels/cuda/ranks/peer_exchange.h"
 #include "merge/rows.h"
 #include "parallel_checks.h"
 #include "treeattn/cuda.h"

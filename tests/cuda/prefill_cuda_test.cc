@@ -7,7 +7,7 @@
 
 #include "device_case.h"
 #include "kernels/cuda/error_model.h"
-#include "kernels/cuda/rank_device.h"
+#include "kernels/cuda/ranks/rank_device.h"
 #include "kernels/problem.h"
 #include "treeattn/cuda.h"
 #include "treeattn/state.h"

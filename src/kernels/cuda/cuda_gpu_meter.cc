@@ -6,7 +6,7 @@
 #include "kernels/cuda/burst_kernels.h"
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/cuda/gpu_meter.h"
-#include "kernels/cuda/row_kernels.h"
+#include "kernels/cuda/ranks/row_kernels.h"
 
 namespace treeattn::kernels::cuda {
 

@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 
-#include "kernels/cuda/rank_device.h"
+#include "kernels/cuda/ranks/rank_device.h"
 #include "treeattn/dtype.h"
 
 namespace treeattn::kernels::cuda {

@@ -2,8 +2,8 @@
 // From a checked call to a launch, in parts: CudaPlan puts them together once, a rank of a sharded cache at every step.
 #pragma once
 
+#include "kernels/cuda/decode/work.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/work.h"
 #include "kernels/problem.h"
 
 namespace treeattn::kernels::cuda {

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// q as the other factor of 8-bit keys. A thread has, of every row lane / 4 (and that plus 8), four columns for each of
+// kSteps words of a key; which ones, its caller knows. `unit` is what a product is in units of.
+#pragma once
+
+#include "kernels/cuda/decode/byte_elements.cuh"
+#include "kernels/cuda/mma.cuh"
+
+namespace treeattn::kernels::cuda {
+
+// 2^(exponent - 127), and what it has to be multiplied by for 1.
+__device__ inline float power_of_two(int exponent) { return __int_as_float(exponent << 23); }
+__device__ inline float inverse_power(float power) { return __int_as_float((254 << 23) - __float_as_int(power)); }
+__device__ inline int exponent_of(float positive) { return __float_as_int(positive) >> 23; }
+
+// The power of two that brings the largest element of a row, `most` of this thread's columns, into
+// [2^bits, 2^(bits + 1)), if there is one whose inverse is a float too.
+__device__ inline float row_factor(float most, int bits) {
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+  return power_of_two(min(127 + bits + 127 - exponent_of(most), 227));
+}
+
+__device__ inline float largest_of(const float4& four) {
+  return fmaxf(fmaxf(fabsf(four.x), fabsf(four.y)), fmaxf(fabsf(four.z), fabsf(four.w)));
+}
+
+// float16: for up to 8 rows two limbs, the lower one as rows 8 to 15 of the product; for up to 16 rows one.
+template <class Bytes, int kSteps, int kHalves>
+struct HalfQuery {
+  std::uint32_t q[kSteps][4];
+  float unit[kHalves];
+
+  // columns(step): the elements of this thread, zero where there is no such row. Called twice for each: there are not
+  // registers enough to keep what is not yet cut into limbs.
+  template <class Columns>
+  __device__ void load(int half, const Columns& columns) {
+    float most = 0.0f;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) most = fmaxf(most, largest_of(columns(step)));
+    const float factor = row_factor(most, 14);
+    unit[half] = inverse_power(factor);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const float4 loaded = columns(step);
+      const float four[4] = {loaded.x * factor, loaded.y * factor, loaded.z * factor, loaded.w * factor};
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const float a = four[Bytes::byte_of(pair, 0)], b = four[Bytes::byte_of(pair, 1)];
+        const std::uint32_t high = pack<__half>(a, b);
+        const float2 rounded = unpack<__half>(high);
+        q[step][2 * pair + half] = high;
+        if (kHalves == 1) q[step][2 * pair + 1] = pack<__half>(a - rounded.x, b - rounded.y);
+      }
+    }
+  }
+
+  // s[t] = q . k for every eight keys; of 8 rows, s[t][0] and s[t][1].
+  template <int kEights>
+  __device__ void multiply(float (&s)[kEights][4], const std::uint32_t (&keys)[kEights][kSteps]) const {
+#pragma unroll
+    for (int t = 0; t < kEights; ++t) s[t][0] = s[t][1] = s[t][2] = s[t][3] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int t = 0; t < kEights; ++t) {
+        std::uint32_t b[2];
+        Bytes::widen(keys[t][step], b[0], b[1]);
+        multiply_add<__half>(s[t], q[step], b[0], b[1]);
+      }
+    }
+    if constexpr (kHalves == 1) {
+#pragma unroll
+      for (int t = 0; t < kEights; ++t) {
+        s[t][0] += s[t][2];
+        s[t][1] += s[t][3];
+      }
+    }
+  }
+};
+
+// Fixed point in three bytes, for int8 and up to 8 rows: keys need not be converted. The middle bytes are rows 8 to 15
+// of the first product, the lowest those of a second.
+template <int kSteps>
+struct FixedQuery {
+  static constexpr int kDoubles = (kSteps + 1) / 2;  // a product takes two words of a key
+  std::uint32_t q[kDoubles][2][3];                   // word, byte: the highest first
+  float unit[1];
+
+  template <class Columns>
+  __device__ void load(int /*half*/, const Columns& columns) {
+    float most = 0.0f, poison = 0.0f;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const float4 four = columns(step);
+      most = fmaxf(most, largest_of(four));
+      poison += (four.x + four.y + four.z + four.w) * 0.0f;  // an integer cannot be NaN
+    }
+    poison += __shfl_xor_sync(~0u, poison, 1);
+    poison += __shfl_xor_sync(~0u, poison, 2);
+    const float factor = row_factor(most, 21);
+    unit[0] = inverse_power(factor) + poison;
+#pragma unroll
+    for (int step = 0; step < 2 * kDoubles; ++step) {
+      std::uint32_t(&bytes)[3] = q[step / 2][step % 2];
+      bytes[0] = bytes[1] = bytes[2] = 0;
+      if (step >= kSteps) continue;
+      // Signed bytes: with 128 added to each of the lower two there is no borrowing between them.
+      const float4 four = columns(step);
+      const std::uint32_t x = fixed_point(four.x * factor), y = fixed_point(four.y * factor);
+      const std::uint32_t z = fixed_point(four.z * factor), w = fixed_point(four.w * factor);
+      const std::uint32_t lower_xy = __byte_perm(x, y, 0x5140), lower_zw = __byte_perm(z, w, 0x5140);
+      bytes[0] = __byte_perm(__byte_perm(x, y, 0x0062), __byte_perm(z, w, 0x0062), 0x5410);
+      bytes[1] = __byte_perm(lower_xy, lower_zw, 0x7632) ^ 0x80808080u;
+      bytes[2] = __byte_perm(lower_xy, lower_zw, 0x5410) ^ 0x80808080u;
+    }
+  }
+
+  template <int kEights>
+  __device__ void multiply(float (&s)[kEights][4], const std::uint32_t (&keys)[kEights][kSteps]) const {
+    int upper[kEights][4] = {}, lower[kEights][4] = {};
+#pragma unroll
+    for (int i = 0; i < kDoubles; ++i) {
+      const std::uint32_t a[4] = {q[i][0][0], q[i][0][1], q[i][1][0], q[i][1][1]};
+      const std::uint32_t b[4] = {q[i][0][2], 0, q[i][1][2], 0};
+#pragma unroll
+      for (int t = 0; t < kEights; ++t) {
+        const std::uint32_t word = keys[t][2 * i], next = 2 * i + 1 < kSteps ? keys[t][(2 * i + 1) % kSteps] : 0;
+        multiply_add_bytes(upper[t], a, word, next);
+        multiply_add_bytes(lower[t], b, word, next);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kEights; ++t) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float rest = static_cast<float>(upper[t][2 + j] * 256 + lower[t][j]);
+        s[t][j] = __fmaf_rn(static_cast<float>(upper[t][j]), 65536.0f, rest);
+      }
+    }
+  }
+
+ private:
+  __device__ static std::uint32_t fixed_point(float x) {
+    return static_cast<std::uint32_t>(__float2int_rn(x)) + 0x8080u;
+  }
+};
+
+}  // namespace treeattn::kernels::cuda

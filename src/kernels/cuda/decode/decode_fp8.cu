@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/decode/decode_mma8.cuh"
+
+namespace treeattn::kernels::cuda {
+
+Launch find_decode_fp8(int dim, int rows) { return decode_mma8_launch<Fp8Bytes>(dim, rows); }
+
+}  // namespace treeattn::kernels::cuda

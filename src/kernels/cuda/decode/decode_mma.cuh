@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode on tensor cores. A block works on one leaf of the tree at a time; its four warps share the leaf's keys, 16 at
+// a time, and each keeps several such pieces of K and V on their way from memory. Up to 8 rows (query heads of a group,
+// queries), or 16, share what is read. At the end of a leaf the warps' states are merged, and merged on up the tree as
+// far as it is complete; the block's node goes where the last block of its group finds it.
+//
+// Logits are q K^T with the rows of q as rows of the product. The weights of that product lie in registers exactly as
+// the next one wants them: o^T += V^T w^T, so that 8 rows fill a tensor-core tile.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/decode/leaf_merge.cuh"
+#include "kernels/cuda/decode/piece_scales.cuh"
+#include "kernels/cuda/dependent_launch.cuh"
+#include "kernels/cuda/generic_node.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/piece_copy.cuh"
+#include "kernels/cuda/weights.cuh"
+
+namespace treeattn::kernels::cuda {
+
+inline constexpr int kMmaThreads = 32 * kMmaWarps;
+inline constexpr int kMmaTile = 16;  // keys of a piece
+
+// Read once: the compiler would rather read it again than keep it, and that takes long.
+__device__ inline int lane_number() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+// The shared memory of a block.
+template <class Warp, int kStages>
+struct MmaLayout {
+  static constexpr int kPieceBytes = 2 * Warp::Copy::kBytes;  // K, then V
+  static constexpr int kPieces = kMmaWarps * kStages;
+  static constexpr int kScales = kPieces * kPieceBytes;
+  static constexpr int kNotes = kScales + kPieces * Warp::Scales::kBytes;  // a Piece each
+  static constexpr int kBarriers = kNotes + kPieces * static_cast<int>(sizeof(Piece));
+  static constexpr int kStates = kBarriers + kPieces * 8;
+  static_assert(kStates % 16 == 0);
+
+  // levels: log2 of the most leaves with keys that an item has.
+  static std::size_t shared_bytes(int rows, int levels) {
+    const std::size_t working = kStates + LeafMerge<Warp::kDim, Warp::kRows>::floats(rows, levels) * sizeof(float);
+    const std::size_t afterwards = std::max(GenericScratch::floats(rows, Warp::kDim, Warp::kDim), merge_floats(rows));
+    return std::max(working, afterwards * sizeof(float));
+  }
+};
+
+inline constexpr float kLog2E = 0x1.715476p+0f;
+
+// Products q . k of a piece become logits where there is a mask, a soft-cap or slopes. A thread has those of rows
+// lane / 4 (and that plus 8), keys lane % 4 * 2 and one more of every 8.
+template <int kHalves, int kEights>
+__device__ inline void special_logits(const AttentionParams& p, const WorkItem& item, int lane, float (&s)[kEights][4],
+                                      const Piece& piece, bool whole) {
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    const int row = min(lane / 4 + half * 8, item.rows() - 1);
+    const int query = query_of(item, row);
+    int begin = piece.begin, end = piece.end;
+    if (!whole) {
+      const Range seen = visible(p, item.batch, query);
+      begin = max(begin, static_cast<int>(seen.begin));
+      end = min(end, static_cast<int>(seen.end));
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kEights; ++i) {
+      float& logit = s[i / 2][half * 2 + i % 2];
+      const int token = piece.first + i / 2 * 8 + lane % 4 * 2 + i % 2;
+      logit = p.softcap > 0 ? tanhf(logit * (p.scale / p.softcap)) * (p.softcap * kLog2E) : logit * (p.scale * kLog2E);
+      if (p.alibi_slopes != nullptr) {
+        const std::int64_t distance = p.first_key + token - (p.first_query[item.batch] + query);
+        logit = __fmaf_rn(p.alibi_slopes[head_of(p, item, row)] * kLog2E, static_cast<float>(distance), logit);
+      }
+      if (token < begin || token >= end) logit = merge::kEmptyMax;
+    }
+  }
+}
+
+// Logits of one row of every thread become weights, times 2^shift; m and l move to the new maximum. Returns by what o
+// has to be multiplied.
+template <int kEights>
+__device__ inline float weigh_row(float (&s)[kEights][4], int half, float shift, float& m, float& l) {
+  float top = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
+#pragma unroll
+  for (int t = 1; t < kEights; ++t) top = fmaxf(top, fmaxf(s[t][2 * half], s[t][2 * half + 1]));
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+  top = fmaxf(top, m);
+  const float reference = top == merge::kEmptyMax ? 0.0f : top - shift;
+  const float shrink = m == top || m == merge::kEmptyMax ? 1.0f : merge::state_weight(m, top);
+  float sum = 0.0f;
+#pragma unroll
+  for (int t = 0; t < kEights; ++t) {
+#pragma unroll
+    for (int j = 2 * half; j < 2 * half + 2; ++j) {
+      s[t][j] = exp2_fast(s[t][j] - reference);  // 0 for a hidden key
+      sum += s[t][j];
+    }
+  }
+  l = __fmaf_rn(l, shrink, sum);
+  m = sum != sum ? sum : top;  // keys of which none is a number are not no keys
+  return shrink;
+}
+
+// Rows of o^T lie in columns: multiplies each by the number that the threads of its logits have.
+template <int kSteps>
+__device__ inline void multiply_columns(float (&o)[kSteps][4], float of_row, int lane) {
+  const float of_even = __shfl_sync(~0u, of_row, lane % 4 * 8);
+  const float of_odd = __shfl_sync(~0u, of_row, lane % 4 * 8 + 4);
+#pragma unroll
+  for (int n = 0; n < kSteps; ++n) {
+    o[n][0] *= of_even;
+    o[n][1] *= of_odd;
+    o[n][2] *= of_even;
+    o[n][3] *= of_odd;
+  }
+}
+
+// One warp's part of a leaf. kHalves: 1 for up to 8 rows, 2 for up to 16. A thread has the logits of rows lane / 4 (and
+// that plus 8), and of o^T the columns of rows lane % 4 * 2 and one more.
+template <class T, int kColumns, int kHalves>
+class MmaWarp {
+ public:
+  static constexpr int kDim = kColumns, kRows = 8 * kHalves, kTile = kMmaTile, kElementBytes = 2;
+  static constexpr const char* kName = "mma";
+  static constexpr bool kBoundByMemory = true;
+  using Copy = PieceCopy<2 * kDim, kMmaTile>;
+  using Scales = NoScales;
+  static constexpr int kSteps = kDim / 16;
+
+  __device__ MmaWarp(const AttentionParams& params, const WorkItem& work, int lane_number)
+      : p(params), item(work), lane(lane_number), log2_scale(params.scale * kLog2E) {
+    // Four matrices: keys 0 to 7 and columns 0 to 7, then the next columns, then the next keys.
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      column[step] = Copy::offset(lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2);
+    }
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int row = lane / 4 + half * 8;
+      const bool there = row < item.rows();
+      const std::byte* from =
+          query_row(p, item.batch, query_of(item, there ? row : 0), head_of(p, item, there ? row : 0));
+#pragma unroll
+      for (int i = 0; i < 2 * kSteps; ++i) {
+        const auto pair = reinterpret_cast<const std::uint32_t*>(from)[i * 4 + lane % 4];
+        q[i / 2][i % 2 * kHalves + half] = there ? pair : 0;
+      }
+    }
+  }
+
+  __device__ void clear() {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      m[half] = merge::kEmptyMax;
+      l[half] = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kSteps; ++n) o[half][n][0] = o[half][n][1] = o[half][n][2] = o[half][n][3] = 0.0f;
+    }
+  }
+
+  // Folds a piece that has arrived at `address` into the state. whole: every row sees all its keys.
+  __device__ void fold(const Piece& piece, std::uint32_t address, std::uint32_t /*scales*/, bool whole) {
+    float s[2][4] = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      std::uint32_t b[4];
+      load_matrices(b, address + step / 4 * kPartBytes + column[step % 4]);
+      const std::uint32_t a[4] = {q[step][0], kHalves == 2 ? q[step][1] : 0, q[step][kHalves],
+                                  kHalves == 2 ? q[step][3] : 0};
+      multiply_add<T>(s[0], a, b[0], b[1]);
+      multiply_add<T>(s[1], a, b[2], b[3]);
+    }
+    if (whole && p.softcap == 0 && p.alibi_slopes == nullptr) {
+#pragma unroll
+      for (int i = 0; i < 4 * kHalves; ++i) s[i / 2 % 2][i / 4 * 2 + i % 2] *= log2_scale;
+    } else {
+      special_logits<kHalves>(p, item, lane, s, piece, whole);
+    }
+    weigh(s);
+    add_values(s, address + Copy::kBytes);
+  }
+
+  // The leaf is done: stores this warp's state as one of a LeafMerge.
+  __device__ void store(float* state, int rows) {
+    constexpr float kUnit = kWeightShift<T> == 0.0f ? 1.0f : 0x1p-14f;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      float sum = l[half];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int row = lane / 4 + 8 * half;
+      if (lane % 4 == 0 && row < rows) {
+        float* to = state + row * LeafMerge<kDim, kRows>::kPitch + kDim;
+        to[0] = m[half];
+        to[1] = sum * kUnit;
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int column_row = lane % 4 * 2 + j + 8 * half;
+        if (column_row >= rows) continue;
+        float* to = state + column_row * LeafMerge<kDim, kRows>::kPitch + lane / 4;
+#pragma unroll
+        for (int n = 0; n < kSteps; ++n) {
+          to[n * 16] = o[half][n][j] * kUnit;
+          to[n * 16 + 8] = o[half][n][j + 2] * kUnit;
+        }
+      }
+    }
+  }
+
+ private:
+  // Logits become weights; m, l and o move to the new maximum.
+  __device__ void weigh(float (&s)[2][4]) {
+    float shrink[kHalves];
+    bool moved = false;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      shrink[half] = weigh_row(s, half, kWeightShift<T>, m[half], l[half]);
+      moved = moved || shrink[half] != 1.0f;
+    }
+    if (__any_sync(~0u, moved)) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) multiply_columns(o[half], shrink[half], lane);
+    }
+  }
+
+  // o += weights * V. A weight is two numbers of T, so that rounding it costs 2^-16 and not 2^-9.
+  __device__ void add_values(const float (&s)[2][4], std::uint32_t v_address) {
+    std::uint32_t high[kHalves][2], low[kHalves][2];
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const float a = s[t][2 * half], b = s[t][2 * half + 1];
+        high[half][t] = pack<T>(a, b);
+        const float2 rounded = unpack<T>(high[half][t]);
+        low[half][t] = pack<T>(a - rounded.x, b - rounded.y);
+      }
+    }
+    // Several columns at once: the second product of a column must not wait for the first.
+    constexpr int kBatch = kSteps % 4 == 0 ? 4 : 1;
+#pragma unroll
+    for (int n = 0; n < kSteps; n += kBatch) {
+      std::uint32_t v[kBatch][4];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        load_matrices_transposed(v[i], v_address + (n + i) / 4 * kPartBytes + column[(n + i) % 4]);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) multiply_add<T>(o[half][n + i], v[i], high[half][0], high[half][1]);
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) multiply_add<T>(o[half][n + i], v[i], low[half][0], low[half][1]);
+      }
+    }
+  }
+
+  const AttentionParams& p;
+  const WorkItem& item;
+  const int lane;
+  const float log2_scale;
+  static constexpr int kPartBytes = kMmaTile * 128;
+  std::uint32_t column[4];  // where this lane's row of 8x8 matrices lies, for four steps of 16 columns
+  std::uint32_t q[kSteps][2 * kHalves];
+  float o[kHalves][kSteps][4];
+  float m[kHalves], l[kHalves];  // l: this thread's keys only
+};
+
+// Limbs of a weight times infinity, or a hidden NaN times zero, are not what they stand for: once more, plainly, and
+// the rows of `to` that are not finite replaced.
+__device__ __noinline__ inline void redo_item(const AttentionParams& p, const WorkItem& item, float* to,
+                                              float* memory) {
+  const int rows = item.rows(), row_floats = row_state_floats(p.v.dim);
+  const GenericScratch scratch(memory, rows, p.k.dim);
+  __syncthreads();
+  generic_node(p, item, scratch);
+  __syncthreads();
+  for (int r = 0; r < rows; ++r) {
+    bool good = true;
+    for (int i = threadIdx.x; i < p.v.dim + 2; i += blockDim.x) {
+      good = good && (i == p.v.dim || isfinite(to[r * row_floats + i]));
+    }
+    if (__syncthreads_and(good)) continue;
+    for (int i = threadIdx.x; i < row_floats; i += blockDim.x)
+      to[r * row_floats + i] = scratch.stack[r * row_floats + i];
+  }
+  __syncthreads();
+}
+
+// Warp: how a warp folds a piece, MmaWarp or Mma8Warp.
+template <class Warp, int kStages, int kBlocks>
+__global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const __grid_constant__ AttentionParams p) {
+  using Layout = MmaLayout<Warp, kStages>;
+  using Copy = typename Warp::Copy;
+  constexpr int kDim = Warp::kDim, kTile = Warp::kTile;
+  extern __shared__ __align__(1024) std::byte memory[];  // tensor copies exchange units by address
+  // All on their way at once: a load that waits for another costs a microsecond. Of up to 32 sequences every lane asks
+  // for one, before it is known which it will be.
+  const WorkItem item = p.items[blockIdx.x];
+  const int lane = lane_number();
+  const bool few = p.batch <= 32;
+  SequenceFacts sequence{};
+  if (few && lane < p.batch) sequence = SequenceFacts::of(p, lane);
+  if (p.tensor_copies && threadIdx.x < 2) prefetch_map(threadIdx.x == 0 ? p.k_map : p.v_map);
+  const int rows = item.rows();
+  const int number = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  const std::uint32_t ring = shared_address(memory) + number * kStages * Layout::kPieceBytes;
+  const StageBarriers barriers{shared_address(memory + Layout::kBarriers) + number * kStages * 8};
+  auto* const notes = reinterpret_cast<Piece*>(memory + Layout::kNotes) + number * kStages;
+  const typename Warp::Scales scales(
+      p, item, shared_address(memory + Layout::kScales) + number * kStages * Warp::Scales::kBytes, kStages);
+  barriers.init(kStages, !p.tensor_copies ? 32 : scales.any() ? 33 : 1);
+
+  if (few) {
+    sequence = {__shfl_sync(~0u, sequence.first_query, item.batch), __shfl_sync(~0u, sequence.length, item.batch)};
+  } else {
+    sequence = SequenceFacts::of(p, item.batch);
+  }
+  const ItemKeys keys(p, sequence, item);
+  const RowSource k_rows(p.k, item, Warp::kElementBytes), v_rows(p.v, item, Warp::kElementBytes);
+  LeafWalk at(keys);
+  PieceWalk<kTile> ahead(at, number);
+  // Tables are there long before; q and the last keys come from the kernel before this one.
+  let_next_start();
+  wait_for_earlier();
+  // Starts the next piece. Returns its leaf, or -1 where there is none.
+  const auto start_next = [&](int stage) {
+    const Piece piece = ahead.next(keys);
+    if (piece.leaf < 0) return -1;
+    const std::uint32_t to = ring + stage * Layout::kPieceBytes, barrier = barriers.address + 8 * stage;
+    if (p.tensor_copies) {
+      if (lane == 0) {
+        notes[stage] = piece;
+        Copy::expect(barrier, Layout::kPieceBytes);
+        Copy::start_tensor(to, barrier, p.k_map, k_rows, item.kv_head, piece.first);
+        Copy::start_tensor(to + Copy::kBytes, barrier, p.v_map, v_rows, item.kv_head, piece.first);
+      }
+    } else {
+      if (lane == 0) notes[stage] = piece;
+      Copy::start_rows(to, k_rows, piece);
+      Copy::start_rows(to + Copy::kBytes, v_rows, piece);
+    }
+    scales.start(stage, piece, lane);
+    if (!p.tensor_copies || scales.any()) Copy::arrive_after_rows(barrier);
+    __syncwarp();
+    return piece.leaf;
+  };
+  Warp warp(p, item, lane);
+  LeafMerge<kDim, Warp::kRows> merger(reinterpret_cast<float*>(memory + Layout::kStates), rows);
+  warp.clear();
+  // A turn takes a piece from a stage and starts the next into it; the first turns only start. The code is long, and
+  // a short call spends its time waiting for instructions: so this is its only copy.
+  int leaf_at[kStages];  // of the pieces on their way, the next first
+  unsigned phase = 0;
+  for (int stage = 0, turn = -kStages; !at.done(keys); ++turn) {
+    if (turn >= 0) {
+      if (leaf_at[0] != at.leaf) {
+        warp.store(merger.state_of(number), rows);
+        const int leaf = at.leaf;
+        at.next(keys);
+        merger.add_leaf(leaf, at.done(keys) ? -1 : at.leaf);
+        warp.clear();
+        continue;
+      }
+      const std::uint32_t address = ring + stage * Layout::kPieceBytes;
+      const Piece piece = notes[stage];
+      const bool full = piece.first >= piece.begin && piece.first + kTile <= piece.end;
+      barriers.wait(stage, phase);
+      if (!full && p.tensor_copies) Copy::clear_others(address + Copy::kBytes, piece);
+      warp.fold(piece, address, scales.address(stage),
+                full && piece.first >= keys.all_begin && piece.first + kTile <= keys.all_end);
+      if (!full) Copy::order_writes();
+      __syncwarp();
+    }
+#pragma unroll
+    for (int i = 0; i + 1 < kStages; ++i) leaf_at[i] = leaf_at[i + 1];
+    leaf_at[kStages - 1] = start_next(stage);
+    if (++stage == kStages) {
+      stage = 0;
+      if (turn >= 0) phase ^= 1;
+    }
+  }
+  const std::int64_t slot = p.groups[item.group].first_item + item.place;
+  float* to = p.item_states + slot * (static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(kDim));
+  const bool finite = merger.store_root(to);
+  if (__syncthreads_or(!finite)) redo_item(p, item, to, reinterpret_cast<float*>(memory));
+  finish_item(p, item, reinterpret_cast<float*>(memory));
+}
+
+// levels: log2 of the most leaves with keys of an item. States that wait for others take shared memory: the more rows,
+// the fewer.
+template <class Warp, int kStages, int kBlocks = 2>
+Launch decode_mma_launch(int rows, int levels) {
+  using Layout = MmaLayout<Warp, kStages>;
+  const std::size_t bytes = Layout::shared_bytes(rows, levels);
+  Launch launch{
+      decode_mma_kernel<Warp, kStages, kBlocks>, kMmaThreads, bytes, Warp::kName, {Warp::kRows, levels}, Warp::kTile};
+  launch.ring_bytes = Warp::kBoundByMemory ? Layout::kNotes : 0;
+  launch.waits = true;
+  return launch;
+}
+
+// The kernel for elements of T, head dim kDim and items of at most `rows` rows.
+template <class T, int kDim>
+Launch decode_mma_launch(int rows) {
+  const int levels = rows <= 2 ? 4 : rows <= 8 ? 3 : 2;
+  constexpr int kStages = kDim <= 64 ? 4 : 2;  // 64 KiB on their way to a block
+  if constexpr (kDim <= 128) {
+    // States of one or two rows leave room for a third block on a multiprocessor: while one begins or ends, two work.
+    if (rows <= 2) return decode_mma_launch<MmaWarp<T, kDim, 1>, kStages, 3>(rows, levels);
+    if (rows > 8) return decode_mma_launch<MmaWarp<T, kDim, 2>, kStages>(std::min(rows, 16), levels);
+  } else {
+    // The accumulators of 16 rows of 256 columns are more than there are registers.
+    if (rows <= 4) return decode_mma_launch<MmaWarp<T, kDim, 1>, 3>(rows, levels);
+  }
+  return decode_mma_launch<MmaWarp<T, kDim, 1>, kStages>(std::min(rows, 8), levels);
+}
+
+// The same for any head dim; kernel is null where there is none. Each type is compiled in a file of its own.
+template <class T>
+Launch decode_mma_launch(int dim, int rows) {
+  return for_head_dim(dim, [&](auto fixed) { return decode_mma_launch<T, fixed.value>(rows); });
+}
+
+}  // namespace treeattn::kernels::cuda

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode on tensor cores where K and V are 8-bit numbers with a scale a row: the kernel of decode_mma.cuh with another
+// way to fold a piece. Elements become float16 in registers, exactly, or stay bytes where q is cut into bytes
+// (byte_queries.cuh). A key's scale multiplies its logits, a value's its weights, which are two float16 limbs of a unit
+// that follows the largest of them.
+//
+// Columns are summed over, so their order is free as long as both factors have the same: a thread loads up to 16
+// consecutive bytes of a key and they serve several products. Likewise the columns of o, which `store` puts in order.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cuda/decode/byte_queries.cuh"
+#include "kernels/cuda/decode/decode_mma.cuh"
+
+namespace treeattn::kernels::cuda {
+
+// The largest of 16, 8, 4 and 2 that divides.
+constexpr int load_bytes(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 2; }
+
+// Four elements of q, aligned to as much.
+template <class T>
+__device__ inline float4 four_elements(const std::byte* from) {
+  const uint2 pairs = *reinterpret_cast<const uint2*>(from);
+  const float2 low = unpack<T>(pairs.x), high = unpack<T>(pairs.y);
+  return make_float4(low.x, low.y, high.x, high.y);
+}
+template <>
+__device__ inline float4 four_elements<float>(const std::byte* from) {
+  return *reinterpret_cast<const float4*>(from);
+}
+
+// One warp's part of a leaf. kHalves: 1 for up to 8 rows, 2 for up to 16 and queries that one limb holds. A thread has
+// the logits of rows lane / 4 (and that plus 8), and of o^T the columns of rows lane % 4 * 2 and one more.
+template <class Bytes, int kColumns, int kHalves>
+class Mma8Warp {
+ public:
+  static constexpr int kDim = kColumns, kRows = 8 * kHalves, kElementBytes = 1;
+  static constexpr int kTile = kDim <= 64 ? 64 : kDim <= 128 ? 32 : 16;  // as many keys as make 8 KiB of K and V
+  static constexpr const char* kName = "mma8";
+  static constexpr bool kBoundByMemory = false;  // conversions and scales keep it busy as well
+  using Copy = PieceCopy<kDim, kTile>;
+  using Scales = PieceScales<kTile>;
+
+  __device__ Mma8Warp(const AttentionParams& params, const WorkItem& work, int lane_number)
+      : p(params), item(work), lane(lane_number) {
+#pragma unroll
+    for (int i = 0; i < kKeyLoads; ++i) key_offset[i] = byte_offset(lane / 4, key_byte(i));
+#pragma unroll
+    for (int i = 0; i < kValueLoads; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) value_offset[i][j] = byte_offset(lane % 4 * 2 + j, (i * 8 + lane / 4) * kValueBytes);
+    }
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int row = lane / 4 + half * 8;
+      const bool there = row < item.rows();
+      const std::byte* from =
+          query_row(p, item.batch, query_of(item, there ? row : 0), head_of(p, item, there ? row : 0));
+      switch (p.q_dtype) {
+        case DType::kBFloat16:
+          load_query<__nv_bfloat16>(half, from, there);
+          break;
+        case DType::kFloat16:
+          load_query<__half>(half, from, there);
+          break;
+        default:
+          load_query<float>(half, from, there);
+      }
+      logit_unit[half] = q.unit[half] * (p.scale * kLog2E);
+    }
+  }
+
+  __device__ void clear() {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      m[half] = merge::kEmptyMax;
+      l[half] = 0.0f;
+      largest[half] = 0.0f;
+      unit[half] = 0x1p14f;  // right for weights without a scale
+#pragma unroll
+      for (int n = 0; n < kSteps; ++n) o[half][n][0] = o[half][n][1] = o[half][n][2] = o[half][n][3] = 0.0f;
+    }
+  }
+
+  // Folds a piece that has arrived at `address`, with scales, into the state. whole: every row sees all its keys.
+  __device__ void fold(const Piece& piece, std::uint32_t address, std::uint32_t scales, bool whole) {
+    float s[kEights][4];
+    multiply_keys(s, address);
+    const bool plain = whole && p.softcap == 0 && p.alibi_slopes == nullptr;
+#pragma unroll
+    for (int t = 0; t < kEights; ++t) {
+      const float2 of_key = scale_pair(scales, t);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const float of_row = plain ? logit_unit[half] : q.unit[half];
+        s[t][2 * half] = s[t][2 * half] * of_row * of_key.x;
+        s[t][2 * half + 1] = s[t][2 * half + 1] * of_row * of_key.y;
+      }
+    }
+    if (!plain) special_logits<kHalves>(p, item, lane, s, piece, whole);
+    weigh(s, scales + kTile * 4);
+    add_values(s, address + Copy::kBytes);
+  }
+
+  // The leaf is done: stores this warp's state as one of a LeafMerge.
+  __device__ void store(float* state, int rows) {
+    constexpr int kPitch = LeafMerge<kDim, kRows>::kPitch;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      float sum = l[half];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int row = lane / 4 + 8 * half;
+      if (lane % 4 == 0 && row < rows) {
+        float* to = state + row * kPitch + kDim;
+        to[0] = m[half];
+        to[1] = sum;
+      }
+      multiply_columns(o[half], inverse_power(unit[half]), lane);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int column_row = lane % 4 * 2 + j + 8 * half;
+        if (column_row >= rows) continue;
+        float* to = state + column_row * kPitch + lane / 4 * kValueBytes;
+#pragma unroll
+        for (int n = 0; n < kSteps; ++n) {
+          const int column = 2 * n / kValueBytes * 8 * kValueBytes + 2 * n % kValueBytes;
+          *reinterpret_cast<float2*>(to + column) = make_float2(o[half][n][j], o[half][n][j + 2]);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kSteps = kDim / 16;
+  using Query = std::conditional_t<std::is_same_v<Bytes, Int8Bytes> && kHalves == 1, FixedQuery<kSteps>,
+                                   HalfQuery<Bytes, kSteps, kHalves>>;
+  static constexpr int kEights = kTile / 8;
+  static constexpr int kKeyBytes = load_bytes(kDim / 4);  // of one load of a key; four threads share a key
+  static constexpr int kKeyWords = kKeyBytes / 4;
+  static constexpr int kKeyLoads = kDim / 4 / kKeyBytes;
+  static constexpr int kValueBytes = load_bytes(kDim / 8);  // likewise; eight threads share a value
+  static constexpr int kValueLoads = kDim / 8 / kValueBytes;
+  static constexpr int kEightRows = 8 * Copy::kPitch;  // bytes
+
+  // Which byte of a key this thread's load i begins with. Two consecutive units of 16 bytes belong to one thread: so
+  // two keys whose first unit is loaded at the same time lie in different banks.
+  __device__ int key_byte(int i) const {
+    constexpr int kRun = kKeyBytes == 16 && kKeyLoads > 1 ? 2 : 1;
+    return (i / kRun * 4 * kRun + lane % 4 * kRun + i % kRun) * kKeyBytes;
+  }
+  // Where a byte of a row lies.
+  __device__ static std::uint32_t byte_offset(int row, int byte) { return Copy::offset(row, byte / 16) + byte % 16; }
+
+  // Columns of a row of q in the order of this thread's words of a key; zeros where there is no such row.
+  template <class T>
+  __device__ void load_query(int half, const std::byte* from, bool there) {
+    q.load(half, [&](int step) {
+      const int column = key_byte(step / kKeyWords) + step % kKeyWords * 4;
+      const float4 four = four_elements<T>(from + column * static_cast<int>(sizeof(T)));
+      return there ? four : make_float4(0, 0, 0, 0);
+    });
+  }
+
+  // s = q K^T.
+  __device__ void multiply_keys(float (&s)[kEights][4], std::uint32_t address) const {
+    std::uint32_t keys[kEights][kSteps];
+#pragma unroll
+    for (int i = 0; i < kKeyLoads; ++i) {
+#pragma unroll
+      for (int t = 0; t < kEights; ++t) {
+        std::uint32_t words[kKeyWords];
+        load_shared<kKeyBytes>(words, address + t * kEightRows + key_offset[i]);
+#pragma unroll
+        for (int j = 0; j < kKeyWords; ++j) keys[t][i * kKeyWords + j] = words[j];
+      }
+    }
+    q.multiply(s, keys);
+  }
+
+  // The scales of the two keys of this thread among eight.
+  __device__ float2 scale_pair(std::uint32_t scales, int eight) const {
+    std::uint32_t pair[2];
+    load_shared<8>(pair, scales + eight * 32 + lane % 4 * 8);
+    return make_float2(__uint_as_float(pair[0]), __uint_as_float(pair[1]));
+  }
+
+  // Logits become weights times value scales, in units of 1 / unit; m, l and o move to the new maximum, and o to the
+  // new unit.
+  __device__ void weigh(float (&s)[kEights][4], std::uint32_t value_scales) {
+    float factor[kHalves], top[kHalves];
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      factor[half] = weigh_row(s, half, 0.0f, m[half], l[half]);
+      top[half] = 0.0f;
+    }
+#pragma unroll
+    for (int t = 0; t < kEights; ++t) {
+      const float2 of_value = scale_pair(value_scales, t);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        s[t][2 * half] *= of_value.x;
+        s[t][2 * half + 1] *= of_value.y;
+        top[half] = fmaxf(top[half], fmaxf(fabsf(s[t][2 * half]), fabsf(s[t][2 * half + 1])));
+      }
+    }
+    bool moved = false;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      top[half] = fmaxf(top[half], __shfl_xor_sync(~0u, top[half], 1));
+      top[half] = fmaxf(top[half], __shfl_xor_sync(~0u, top[half], 2));
+      largest[half] = fmaxf(largest[half] * factor[half], top[half]);
+      const float size = largest[half] * unit[half];
+      if (largest[half] > 0.0f && !(size >= 1.0f && size <= 0x1p15f)) {
+        const float next = power_of_two(min(127 + 13 + 127 - exponent_of(largest[half]), 253));
+        factor[half] *= next * inverse_power(unit[half]);
+        unit[half] = next;
+      }
+      moved = moved || factor[half] != 1.0f;
+#pragma unroll
+      for (int t = 0; t < kEights; ++t) {
+        s[t][2 * half] *= unit[half];
+        s[t][2 * half + 1] *= unit[half];
+      }
+    }
+    if (__any_sync(~0u, moved)) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) multiply_columns(o[half], factor[half], lane);
+    }
+  }
+
+  // o += weights * V, 16 keys at a time.
+  __device__ void add_values(const float (&s)[kEights][4], std::uint32_t address) {
+#pragma unroll
+    for (int t = 0; t < kEights; t += 2) {
+      std::uint32_t high[kHalves][2], low[kHalves][2];
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float a = s[t + i][2 * half], b = s[t + i][2 * half + 1];
+          high[half][i] = pack<__half>(a, b);
+          const float2 rounded = unpack<__half>(high[half][i]);
+          low[half][i] = pack<__half>(a - rounded.x, b - rounded.y);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kValueLoads; ++i) {
+        std::uint32_t words[2][2][kValueWords];  // of keys of either eight: the even one, the odd one
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+            load_shared<kValueBytes>(words[e][j], address + (t + e) * kEightRows + value_offset[i][j]);
+        }
+        add_columns(i * kValueBytes / 2, words, high, low);
+      }
+    }
+  }
+
+  // The columns of one load, from product number `first` on. Several at once: the second product of a column must not
+  // wait for the first.
+  static constexpr int kValueWords = (kValueBytes + 3) / 4;
+  __device__ void add_columns(int first, const std::uint32_t (&words)[2][2][kValueWords],
+                              const std::uint32_t (&high)[kHalves][2], const std::uint32_t (&low)[kHalves][2]) {
+    constexpr int kProducts = kValueBytes / 2, kBatch = kProducts < 4 ? kProducts : 4;
+#pragma unroll
+    for (int n = 0; n < kProducts; n += kBatch) {
+      std::uint32_t v[kBatch][4];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const std::uint32_t even = words[e][0][(n + i) / 2], odd = words[e][1][(n + i) / 2];
+          const std::uint32_t both =
+              (n + i) % 2 == 0 ? Bytes::template pair_up<0>(even, odd) : Bytes::template pair_up<1>(even, odd);
+          Bytes::widen(both, v[i][2 * e], v[i][2 * e + 1]);
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i)
+          multiply_add<__half>(o[half][first + n + i], v[i], high[half][0], high[half][1]);
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) multiply_add<__half>(o[half][first + n + i], v[i], low[half][0], low[half][1]);
+      }
+    }
+  }
+
+  const AttentionParams& p;
+  const WorkItem& item;
+  const int lane;
+  std::uint32_t key_offset[kKeyLoads];         // of this thread's loads of the first eight keys
+  std::uint32_t value_offset[kValueLoads][2];  // of two values
+  Query q;
+  float logit_unit[kHalves];     // a product of q is in units of that, once it is a logit
+  float o[kHalves][kSteps][4];   // times unit
+  float m[kHalves], l[kHalves];  // l: this thread's keys only
+  float largest[kHalves];        // of the weights times value scales so far, relative to m
+  float unit[kHalves];           // a power of two; largest * unit lies in [1, 2^15]
+};
+
+// The kernel for head dim kDim and items of at most `rows` rows.
+template <class Bytes, int kDim>
+Launch decode_mma8_launch(int rows) {
+  const int levels = rows <= 2 ? 4 : rows <= 8 ? 3 : 2;
+  using Few = Mma8Warp<Bytes, kDim, 1>;
+  // Three pieces of every warp on their way where two blocks of that fit into a multiprocessor of Hopper, else two.
+  constexpr std::size_t kHalfShared = (228 / 2 - 1) << 10;
+  if (rows <= 4 && MmaLayout<Few, 3>::shared_bytes(rows, levels) <= kHalfShared) {
+    return decode_mma_launch<Few, 3>(rows, levels);
+  }
+  if constexpr (kDim <= 128) {
+    if (rows > 8) return decode_mma_launch<Mma8Warp<Bytes, kDim, 2>, 2>(std::min(rows, 16), levels);
+  }
+  return decode_mma_launch<Few, 2>(std::min(rows, 8), levels);
+}
+
+// The same for any head dim; kernel is null where there is none. Each type is compiled in a file of its own.
+template <class Bytes>
+Launch decode_mma8_launch(int dim, int rows) {
+  return for_head_dim(dim, [&](auto fixed) { return decode_mma8_launch<Bytes, fixed.value>(rows); });
+}
+
+}  // namespace treeattn::kernels::cuda

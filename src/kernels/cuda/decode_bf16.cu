@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/decode_mma.cuh"
-
-namespace treeattn::kernels::cuda {
-
-Launch find_decode_bf16(int dim, int rows) { return decode_mma_launch<__nv_bfloat16>(dim, rows); }
-
-}  // namespace treeattn::kernels::cuda

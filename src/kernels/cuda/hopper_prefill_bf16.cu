@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/prefill.cuh"
-
-namespace treeattn::kernels::cuda {
-
-Launch find_prefill_bf16(int dim) { return prefill_launch<__nv_bfloat16>(dim); }
-
-}  // namespace treeattn::kernels::cuda

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linear maps of a few rows, as decode has them: the weights go past once. The bits of a row do not depend on how many
+// come with it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/cuda/model/model_kernels.h"
+
+namespace treeattn::kernels::cuda {
+
+// ---- bfloat16 weights on tensor cores
+
+inline constexpr std::int64_t kStreamedRows = 16;  // most rows of one launch
+inline constexpr int kStreamedMaps = 3;            // and most maps
+
+// y [rows, w.rows] = x w^T for each of the maps.
+struct StreamedMap {
+  const std::uint16_t* w = nullptr;
+  float* y = nullptr;
+  std::int64_t rows = 0;  // of w
+};
+
+// Rows of x: in bfloat16, or, where takes_floats says so, in float32, with a norm's weight or null, for the kernel to
+// normalise and round itself. The bits are the same.
+struct StreamedRows {
+  const std::uint16_t* rounded = nullptr;  // [rows, cols]
+  const float* floats = nullptr;           // the same; one of the two is null
+  const float* norm = nullptr;             // [cols]
+  float eps = 0;
+};
+bool takes_floats(std::int64_t rows, std::int64_t cols);
+
+// Whether `stream_linear` takes this matrix.
+bool can_stream(const WeightMatrix& w);
+
+// Maps of the same cols. add: y += that.
+void stream_linear(std::span<const StreamedMap> maps, std::int64_t cols, const StreamedRows& x, std::int64_t rows,
+                   bool add, const Queue& queue);
+// y [rows, gate_rows] = swiglu(x gate^T, x up^T), in bfloat16.
+void stream_gated(const std::uint16_t* gate, const std::uint16_t* up, std::int64_t gate_rows, std::int64_t cols,
+                  const StreamedRows& x, std::int64_t rows, std::uint16_t* y, const Queue& queue);
+
+// ---- every type and size, in float32
+
+// x as the contract of model_ops.h has it: float32, rounded here where the weights are bfloat16.
+void plain_linear(const WeightMatrix& w, const float* x, std::int64_t rows, float* y, bool add, const Queue& queue);
+// int8 weights meet activations in int8: x [rows, cols], scales [rows, cols / group].
+void plain_linear_int8(const WeightMatrix& w, const std::int8_t* x, const float* scales, std::int64_t rows, float* y,
+                       bool add, const Queue& queue);
+
+}  // namespace treeattn::kernels::cuda

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sum that a norm divides by, in one order wherever it is computed.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/ranks/warp_rows.cuh"
+
+namespace treeattn::kernels::cuda {
+
+inline constexpr int kNormThreads = 256;
+
+__device__ inline float add_squares(const float4& x, float sum) {
+  return __fmaf_rn(x.w, x.w, __fmaf_rn(x.z, x.z, __fmaf_rn(x.y, x.y, __fmaf_rn(x.x, x.x, sum))));
+}
+
+// 1 / sqrt(mean(x^2) + eps) of a row whose squares the kNormThreads threads of a block have added up, each its own, in
+// all of them. shared: kNormThreads / kLanes floats.
+__device__ inline float inverse_size(float squares, std::int64_t dim, float eps, float* shared) {
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) squares += __shfl_xor_sync(~0u, squares, distance);
+  __syncthreads();  // whoever used `shared` before is done
+  if (threadIdx.x % kLanes == 0) shared[threadIdx.x / kLanes] = squares;
+  __syncthreads();
+  float sum = 0.0f;
+#pragma unroll
+  for (int warp = 0; warp < kNormThreads / kLanes; ++warp) sum += shared[warp];
+  return 1.0f / sqrtf(sum / static_cast<float>(dim) + eps);
+}
+
+// The squares of a row that are this thread's: four neighbours at a time where that goes even.
+__device__ inline float squares_of_thread(const float* x, std::int64_t dim) {
+  float sum = 0.0f;
+  if (dim % 4 == 0) {
+    for (std::int64_t i = 4 * threadIdx.x; i < dim; i += 4 * kNormThreads) {
+      sum = add_squares(*reinterpret_cast<const float4*>(x + i), sum);
+    }
+  } else {
+    for (std::int64_t i = threadIdx.x; i < dim; i += kNormThreads) sum = __fmaf_rn(x[i], x[i], sum);
+  }
+  return sum;
+}
+
+}  // namespace treeattn::kernels::cuda

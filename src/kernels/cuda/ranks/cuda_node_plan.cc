@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cuda/ranks/node_plan.h"
+#include "kernels/cuda/tensor_map.h"
+#include "treeattn/state.h"
+
+namespace treeattn::kernels::cuda {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+std::size_t table_entries(const KvView& view) {
+  return view.page_tokens == 0 ? 0 : static_cast<std::size_t>(view.batch * view.pages_per_sequence);
+}
+
+std::size_t query_bytes(const QueryView& q) {
+  return static_cast<std::size_t>(q.batch * q.queries * q.heads * q.head_dim) * dtype_size(q.dtype);
+}
+
+}  // namespace
+
+void PinnedBuffer::resize(std::size_t bytes) {
+  cudaFreeHost(data_);
+  data_ = nullptr;
+  bytes_ = 0;
+  check(cudaHostAlloc(&data_, bytes, cudaHostAllocDefault), "pinned memory");
+  bytes_ = bytes;
+}
+
+NodePlan::NodePlan(int multiprocessors, cudaStream_t stream) : multiprocessors_(multiprocessors), stream_(stream) {
+  check(cudaEventCreateWithFlags(&sent_, cudaEventDisableTiming), "event");
+}
+
+NodePlan::~NodePlan() { cudaEventDestroy(sent_); }
+
+// Room for so many bytes; a quarter more than is needed, so that a growing sequence allocates now and then only.
+void NodePlan::begin(Tables& tables, std::size_t bytes) {
+  check(cudaEventSynchronize(sent_), "last copy of tables");
+  tables.used = 0;
+  if (tables.host.bytes() >= bytes) return;
+  check(cudaStreamSynchronize(stream_), "last call");
+  ++growth_;
+  tables.host.resize(bytes + bytes / 4);
+  tables.device = DeviceBuffer(tables.host.bytes());
+}
+
+template <class T>
+T* NodePlan::put(Tables& tables, const T* from, std::size_t count) {
+  if (count == 0) return nullptr;
+  const std::size_t at = tables.used;
+  std::memcpy(tables.host.data() + at, from, count * sizeof(T));
+  tables.used = at + aligned(count * sizeof(T));
+  return reinterpret_cast<T*>(tables.device.as<std::byte>() + at);
+}
+
+void NodePlan::send(const Tables& tables) {
+  if (tables.used == 0) return;
+  check(cudaMemcpyAsync(tables.device.as<void>(), tables.host.data(), tables.used, cudaMemcpyHostToDevice, stream_),
+        "copy of tables");
+  check(cudaEventRecord(sent_, stream_), "event");
+}
+
+void NodePlan::grow(DeviceBuffer& buffer, std::size_t bytes, bool zero) {
+  if (buffer.bytes() >= bytes) return;
+  check(cudaStreamSynchronize(stream_), "last call");
+  ++growth_;
+  buffer = DeviceBuffer(bytes + bytes / 4);
+  if (zero) check(cudaMemsetAsync(buffer.as<void>(), 0, buffer.bytes(), stream_), "clearing of counters");
+}
+
+// Dense, whatever the strides were: the same alignment, and so the same kernel, on every rank.
+const std::byte* NodePlan::put_queries(const QueryView& q) {
+  const std::size_t at = step_.used;
+  const std::size_t row = static_cast<std::size_t>(q.head_dim) * dtype_size(q.dtype);
+  std::byte* to = step_.host.data() + at;
+  for (std::int64_t b = 0; b < q.batch; ++b) {
+    for (std::int64_t i = 0; i < q.queries; ++i) {
+      for (std::int64_t h = 0; h < q.heads; ++h, to += row) std::memcpy(to, query_row(q, b, i, h), row);
+    }
+  }
+  step_.used = at + aligned(query_bytes(q));
+  return step_.device.as<std::byte>() + at;
+}
+
+// Shapes and nodes, and for every query the chunks where what it sees begins and ends: a split may leave out what
+// nobody sees.
+NodePlan::SplitKey NodePlan::split_key(const Problem& problem) {
+  SplitKey key = {problem.q.batch,
+                  problem.q.queries,
+                  problem.q.heads,
+                  static_cast<std::int64_t>(problem.q.dtype),
+                  problem.k.kv_heads,
+                  problem.k.head_dim,
+                  problem.v.head_dim,
+                  static_cast<std::int64_t>(problem.k.dtype),
+                  static_cast<std::int64_t>(problem.v.dtype),
+                  problem.first_key,
+                  problem.order.chunk_tokens,
+                  problem.order.branches,
+                  static_cast<std::int64_t>(problem.order.placement),
+                  problem.order.branch_tokens,
+                  problem.causal,
+                  problem.window,
+                  problem.softcap != 0,
+                  static_cast<std::int64_t>(problem.alibi_slopes.size())};
+  for (const plan::TreeNode& node : problem.nodes) {
+    key.push_back(node.level);
+    key.push_back(node.index);
+  }
+  const auto chunk = [&](std::int64_t position) { return position / problem.order.chunk_tokens; };
+  for (std::int64_t b = 0; b < problem.q.batch; ++b) {
+    key.push_back(chunk(problem.lengths[static_cast<std::size_t>(b)]));
+    for (std::int64_t i = 0; i < problem.q.queries; ++i) {
+      const KeyRange range = problem.visible(b, i);
+      key.push_back(range.empty() ? -1 : chunk(problem.first_key + range.begin));
+      key.push_back(range.empty() ? -1 : chunk(problem.first_key + range.end - 1));
+    }
+  }
+  return key;
+}
+
+void NodePlan::update_split(const Problem& problem, const Launch& launch) {
+  SplitKey key = split_key(problem);
+  key.push_back(reinterpret_cast<std::intptr_t>(launch.kernel));
+  if (key == key_) return;
+  key_.clear();
+  work_ = split(problem, launch);
+  const std::size_t items = work_.items.size(), groups = work_.groups.size();
+  begin(split_, aligned(items * sizeof(WorkItem)) + aligned(groups * sizeof(MergeGroup)));
+  items_ = put(split_, work_.items.data(), items);
+  groups_ = put(split_, work_.groups.data(), groups);
+  send(split_);
+  grow(workspace_, work_.workspace_bytes, false);
+  grow(arrived_, work_.counters * sizeof(unsigned), true);
+  key_ = std::move(key);
+}
+
+// The tables of a call into step_, and params that point to their copies. problem.q becomes the copy as well.
+AttentionParams NodePlan::put_step(Problem& problem, bool q_on_gpu) {
+  const std::size_t k_entries = table_entries(problem.k), v_entries = table_entries(problem.v);
+  const bool same_table = problem.k.page_table == problem.v.page_table && k_entries == v_entries;
+  begin(step_, aligned(q_on_gpu ? 0 : query_bytes(problem.q)) +
+                   2 * aligned(problem.lengths.size() * sizeof(std::int64_t)) +
+                   aligned(k_entries * sizeof(std::int32_t)) + aligned(v_entries * sizeof(std::int32_t)) +
+                   aligned(problem.alibi_slopes.size_bytes()));
+  if (!q_on_gpu) {
+    problem.q = QueryView::dense(put_queries(problem.q), problem.q.dtype, problem.q.batch, problem.q.queries,
+                                 problem.q.heads, problem.q.head_dim);
+  }
+  AttentionParams p = params_of(problem);
+  p.lengths = put(step_, problem.lengths.data(), problem.lengths.size());
+  p.first_query = put(step_, problem.first_query.data(), problem.first_query.size());
+  p.k.page_table = put(step_, problem.k.page_table, k_entries);
+  p.v.page_table = same_table ? p.k.page_table : put(step_, problem.v.page_table, v_entries);
+  p.alibi_slopes = put(step_, problem.alibi_slopes.data(), problem.alibi_slopes.size());
+  return p;
+}
+
+// The kernel, the split and what they need, into params.
+Launch NodePlan::prepare(const Problem& problem, AttentionParams& p) {
+  const Launch launch = prepare_launch(problem, multiprocessors_, p);
+  update_split(problem, launch);
+  set_work(work_, {items_, groups_, workspace_.as<std::byte>(), arrived_.as<unsigned>()}, p);
+  kernel_ = launch.name;
+  return launch;
+}
+
+float* NodePlan::run(Problem problem) {
+  const auto floats =
+      problem.nodes.size() * static_cast<std::size_t>(problem.rows()) * state_floats(problem.v.head_dim);
+  if (floats == 0) return nullptr;
+  grow(states_, floats * sizeof(float), false);
+  AttentionParams p = put_step(problem, false);
+  send(step_);
+  const Launch launch = prepare(problem, p);
+  p.states = states_.as<float>();
+  start(launch, p, stream_);
+  return states_.as<float>();
+}
+
+void NodePlan::run(Problem problem, float* out) {
+  if (problem.rows() == 0) return;
+  AttentionParams p = put_step(problem, true);
+  send(step_);
+  const Launch launch = prepare(problem, p);
+  p.out = out;
+  start(launch, p, stream_);
+}
+
+std::vector<std::int64_t> NodePlan::prepare_step(Problem problem) {
+  const AttentionParams params = put_step(problem, true);
+  SplitKey key = split_key(problem);
+  key.push_back(problem.k.pages_per_sequence);
+  key.push_back(problem.k.pages);
+  key.push_back(growth_);
+  if (key == step_key_) return key;  // the tables have other content, and lie where they did
+  step_params_ = params;
+  step_launch_ = prepare(problem, step_params_);
+  key.back() = growth_;
+  step_key_ = key;
+  return key;
+}
+
+void NodePlan::send_step(cudaStream_t stream) {
+  check(cudaMemcpyAsync(step_.device.as<void>(), step_.host.data(), step_.used, cudaMemcpyHostToDevice, stream),
+        "copy of tables");
+}
+
+void NodePlan::step(const KvView& k, const KvView& v, float* out, bool early, cudaStream_t stream) {
+  AttentionParams p = step_params_;
+  p.k.data = static_cast<const std::byte*>(k.data);
+  p.v.data = static_cast<const std::byte*>(v.data);
+  if (p.tensor_copies) {
+    p.tensor_copies = make_tensor_map(k, p.first_key, step_launch_.tile, p.k_map) &&
+                      make_tensor_map(v, p.first_key, step_launch_.tile, p.v_map);
+  }
+  p.out = out;
+  start(step_launch_, p, stream, early);
+}
+
+void* NodePlan::step_queries(std::size_t bytes) {
+  grow(step_queries_, bytes, false);
+  return step_queries_.as<void>();
+}
+
+}  // namespace treeattn::kernels::cuda

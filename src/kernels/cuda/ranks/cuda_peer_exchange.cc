@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/ranks/peer_exchange.h"
+#include "kernels/cuda/ranks/peer_kernel.h"
+#include "treeattn/error.h"
+
+namespace treeattn::kernels::cuda {
+namespace {
+
+// One turn is being read while the next is being written: a rank is at most one ahead, as it needs everybody's flag.
+constexpr std::size_t kTurns = 2;
+constexpr std::size_t kFlagAlignment = 256;
+// What the driver lends to other processes: smaller things would lie in one piece with others.
+constexpr std::size_t kLent = std::size_t{2} << 20;
+
+using SharedMemory = std::shared_ptr<DeviceBuffer>;
+
+struct Where {
+  std::uint64_t process = 0;
+  const SharedMemory* memory = nullptr;  // for threads of that process
+  int gpu = 0;
+  cudaIpcMemHandle_t handle{};
+};
+static_assert(sizeof(Where) <= sizeof(PeerExchange::Address));
+
+// Tells processes apart, those of different containers too.
+std::uint64_t this_process() {
+  static const std::uint64_t kRandom = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+  return kRandom ^ static_cast<std::uint64_t>(::getpid());
+}
+
+Where where(const PeerExchange::Address& address) {
+  Where out;
+  std::memcpy(&out, address.data(), sizeof out);
+  return out;
+}
+
+// From the current GPU to another.
+void enable_access(int gpu, std::size_t rank) {
+  const cudaError_t error = cudaDeviceEnablePeerAccess(gpu, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();
+  } else {
+    check(error, fmt::format("memory of rank {}, on GPU {}", rank, gpu).c_str());
+  }
+}
+
+std::size_t aligned(std::size_t bytes, std::size_t to = kFlagAlignment) { return (bytes + to - 1) / to * to; }
+
+}  // namespace
+
+struct PeerExchange::Impl {
+  int gpu = 0;
+  int rank = 0;
+  ExchangePlan plan;
+  std::size_t flag_bytes = 0;
+  std::size_t turn_bytes = 0;
+  SharedMemory memory;  // flags, then the mailboxes of two turns
+  DeviceBuffer merges;
+  unsigned* missing = nullptr;     // [ranks] in the host's memory
+  std::vector<std::byte*> peers;   // [ranks] everybody's memory, as this GPU sees it
+  std::vector<void*> opened;       // of these, what other processes lend
+  std::vector<SharedMemory> held;  // and what threads do: it stays when they go, as someone may be writing to it
+  unsigned turn = 0;
+
+  std::size_t ranks() const { return plan.first_block.size() - 1; }
+  PeerParams params() const;
+  float* start(const float* own, double seconds, void* stream, bool push, bool merge);
+};
+
+PeerExchange::PeerExchange(int gpu, int rank, ExchangePlan plan) : impl_(std::make_unique<Impl>()) {
+  impl_->gpu = gpu;
+  impl_->rank = rank;
+  impl_->plan = std::move(plan);
+  const std::size_t ranks = impl_->ranks();
+  if (ranks > kMostPeers) {
+    throw Unavailable(fmt::format("exchange between {} GPUs; accepted: at most {}", ranks, kMostPeers));
+  }
+  const UseDevice use(gpu);
+  load_exchange();
+  impl_->flag_bytes = aligned(ranks * kPeerBlocks * sizeof(unsigned));
+  const auto blocks = static_cast<std::size_t>(impl_->plan.first_block.back());
+  impl_->turn_bytes = aligned(blocks * impl_->plan.block_floats() * sizeof(float));
+  impl_->memory = std::make_shared<DeviceBuffer>(aligned(impl_->flag_bytes + kTurns * impl_->turn_bytes, kLent));
+  check(cudaMemset(impl_->memory->as<void>(), 0, impl_->flag_bytes), "clearing of flags");
+  std::vector<int> merges;
+  for (const auto& [lower, higher] : impl_->plan.merges) {
+    merges.push_back(lower);
+    merges.push_back(higher);
+  }
+  impl_->merges = DeviceBuffer::copy_of(merges.data(), merges.size());
+  void* missing = nullptr;
+  check(cudaHostAlloc(&missing, ranks * sizeof(unsigned), cudaHostAllocMapped), "pinned memory");
+  impl_->missing = static_cast<unsigned*>(missing);
+  std::fill_n(impl_->missing, ranks, 0u);
+  check(cudaDeviceSynchronize(), "clearing of flags");
+}
+
+PeerExchange::~PeerExchange() {
+  int before = 0;
+  cudaGetDevice(&before);
+  cudaSetDevice(impl_->gpu);
+  for (void* memory : impl_->opened) cudaIpcCloseMemHandle(memory);
+  // Other processes may write to it yet, having heard of nothing: then it stays until this one ends.
+  if (!impl_->opened.empty()) new SharedMemory(std::move(impl_->memory));
+  cudaFreeHost(impl_->missing);
+  impl_->memory.reset();
+  impl_->held.clear();
+  cudaSetDevice(before);
+}
+
+void PeerExchange::disconnect() {
+  const UseDevice use(impl_->gpu);
+  for (void* memory : impl_->opened) cudaIpcCloseMemHandle(memory);
+  impl_->opened.clear();
+  impl_->held.clear();
+  impl_->peers.clear();
+}
+
+const ExchangePlan& PeerExchange::plan() const { return impl_->plan; }
+
+PeerExchange::Address PeerExchange::address() const {
+  const UseDevice use(impl_->gpu);
+  Where mine;
+  mine.process = this_process();
+  mine.memory = &impl_->memory;
+  mine.gpu = impl_->gpu;
+  if (cudaIpcGetMemHandle(&mine.handle, impl_->memory->as<void>()) != cudaSuccess) {
+    cudaGetLastError();  // no other process can reach it then, which open says there
+    mine.handle = {};
+  }
+  Address out{};
+  std::memcpy(out.data(), &mine, sizeof mine);
+  return out;
+}
+
+void PeerExchange::connect(std::span<const Address> all) {
+  const UseDevice use(impl_->gpu);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const Where other = where(all[r]);
+    void* memory = nullptr;
+    if (other.process != this_process()) {
+      check(cudaIpcOpenMemHandle(&memory, other.handle, cudaIpcMemLazyEnablePeerAccess),
+            fmt::format("memory of rank {}, of another process", r).c_str());
+      impl_->opened.push_back(memory);
+    } else {
+      if (other.gpu != impl_->gpu) enable_access(other.gpu, r);
+      impl_->held.push_back(*other.memory);
+      memory = impl_->held.back()->as<void>();
+    }
+    impl_->peers.push_back(static_cast<std::byte*>(memory));
+  }
+}
+
+bool PeerExchange::share_a_gpu(std::span<const Address> all) {
+  for (std::size_t a = 0; a < all.size(); ++a) {
+    for (std::size_t b = a + 1; b < all.size(); ++b) {
+      const Where one = where(all[a]), other = where(all[b]);
+      if (one.process == other.process && one.gpu == other.gpu) return true;
+    }
+  }
+  return false;
+}
+
+// Where things lie in this turn.
+PeerParams PeerExchange::Impl::params() const {
+  PeerParams p;
+  const std::size_t box = flag_bytes + turn % kTurns * turn_bytes;
+  for (std::size_t r = 0; r < peers.size(); ++r) {
+    p.flags[r] = reinterpret_cast<unsigned*>(peers[r]);
+    p.mailbox[r] = reinterpret_cast<float*>(peers[r] + box);
+  }
+  const auto own = static_cast<std::size_t>(rank);
+  p.rank = rank;
+  p.ranks = static_cast<int>(ranks());
+  p.turn = turn;
+  p.first_block = plan.first_block[own];
+  p.blocks = plan.first_block[own + 1] - plan.first_block[own];
+  p.merges = merges.as<int>();
+  p.merge_count = static_cast<int>(plan.merges.size());
+  p.rows = static_cast<std::int64_t>(plan.rows);
+  p.row_floats = static_cast<int>(plan.row_floats);
+  void* on_gpu = nullptr;
+  check(cudaHostGetDevicePointer(&on_gpu, missing, 0), "pinned memory");
+  p.missing = static_cast<unsigned*>(on_gpu);
+  return p;
+}
+
+float* PeerExchange::Impl::start(const float* own, double seconds, void* stream, bool push, bool merge) {
+  const UseDevice use(gpu);
+  if (push) ++turn;
+  PeerParams p = params();
+  p.own = own;
+  p.push = push;
+  p.merge = merge;
+  p.nanoseconds = static_cast<std::uint64_t>(seconds * 1e9);
+  start_exchange(p, static_cast<cudaStream_t>(stream));
+  return p.mailbox[rank] + static_cast<std::size_t>(plan.root) * plan.block_floats();
+}
+
+float* PeerExchange::exchange(const float* own, double seconds, void* stream) {
+  return impl_->start(own, seconds, stream, true, true);
+}
+void PeerExchange::push(const float* own, void* stream) { impl_->start(own, 0, stream, true, false); }
+float* PeerExchange::merge(double seconds, void* stream) { return impl_->start(nullptr, seconds, stream, false, true); }
+
+std::vector<int> PeerExchange::missing() const {
+  std::vector<int> out;
+  for (std::size_t r = 0; r < impl_->ranks(); ++r) {
+    if (static_cast<volatile unsigned*>(impl_->missing)[r] != 0) out.push_back(static_cast<int>(r));
+  }
+  return out;
+}
+
+}  // namespace treeattn::kernels::cuda

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// In place of the CUDA files in a build without them.
+#include "kernels/cuda/ranks/peer_exchange.h"
+#include "treeattn/cuda.h"
+#include "treeattn/error.h"
+
+namespace treeattn::kernels::cuda {
+
+struct PeerExchange::Impl {
+  ExchangePlan plan;
+};
+
+PeerExchange::PeerExchange(int, int, ExchangePlan) { throw Unavailable(cuda_problem()); }
+PeerExchange::~PeerExchange() = default;
+const ExchangePlan& PeerExchange::plan() const { return impl_->plan; }
+PeerExchange::Address PeerExchange::address() const { return {}; }
+void PeerExchange::connect(std::span<const Address>) {}
+void PeerExchange::disconnect() {}
+bool PeerExchange::share_a_gpu(std::span<const Address>) { return false; }
+float* PeerExchange::exchange(const float*, double, void*) { return nullptr; }
+void PeerExchange::push(const float*, void*) {}
+float* PeerExchange::merge(double, void*) { return nullptr; }
+std::vector<int> PeerExchange::missing() const { return {}; }
+
+}  // namespace treeattn::kernels::cuda
