@@ -156,7 +156,7 @@ void Llama::turn(const kernels::PassRows& pass) {
 }
 
 void Llama::prefill(SequenceId sequence, std::span<const std::int32_t> tokens, std::span<float> logits, Way way,
-                    const TokenProgress& progress) {
+                    const TokenProgress& progress, const std::function<bool()>& leave) {
   check_tokens(tokens);
   const auto total = static_cast<std::int64_t>(tokens.size());
   check_room(sequence, total);
@@ -187,6 +187,7 @@ void Llama::prefill(SequenceId sequence, std::span<const std::int32_t> tokens, s
       transcript.truncate(first);
     }
     if (progress) progress(first - begin, total);
+    if (first < end && leave && leave()) return;
   }
   if (!logits.empty()) last_logits(end - 1, way, logits);
   transcript = std::move(planned);

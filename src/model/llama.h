@@ -57,8 +57,10 @@ class Llama {
   // Collective. Adds tokens at the end. logits [vocab] of the last one, on every rank; empty: not wanted. Throws
   // InvalidArgument for no tokens, one beyond the vocabulary, more than the context, or others than on rank 0.
   // With kOneByOne the bits are those of decode() token by token, at its price.
+  // leave: asked between two pieces, with the same answer on every rank; true: the rest of the tokens is left out,
+  // which transcript() shows, and there are no logits.
   void prefill(SequenceId sequence, std::span<const std::int32_t> tokens, std::span<float> logits,
-               Way way = Way::kBlocks, const TokenProgress& progress = {});
+               Way way = Way::kBlocks, const TokenProgress& progress = {}, const std::function<bool()>& leave = {});
   // Collective. Adds one token to each sequence. logits [sequences, vocab].
   void decode(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens, std::span<float> logits);
   // Adds tokens whose keys and values are random numbers: a long text for a benchmark, at once.

@@ -114,21 +114,15 @@ GenerateResult Session::generate(std::span<const std::int32_t> prompt, const Gen
 bool Session::catch_up(const Call& call) {
   const auto length = [&] { return llama_->transcript(sequence_).length(); };
   const std::span<const std::int32_t> known = known_;
-  // As many at once as go through the layers at once, on the grid of the chunks: where a prompt is cut there changes no
-  // bits.
-  const LlamaOptions& options = llama_->options();
-  const std::int64_t piece = options.order.chunk_tokens * options.chunks_per_piece * llama_->communicator()->size();
-  const std::int64_t begin = length(), total = prompt_end_ - begin;
-  while (length() < prompt_end_) {
-    const std::int64_t first = length(), last = std::min(prompt_end_, (first / piece + 1) * piece);
-    const std::span<float> logits = last == prompt_end_ ? std::span<float>(logits_) : std::span<float>();
-    llama_->prefill(sequence_, known.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first)),
-                    logits, Way::kBlocks);
-    if (call.listener.prefill) call.listener.prefill(last - begin, total);
-    if (last == prompt_end_) break;
-    if (llama_->require_agreement(static_cast<std::uint64_t>(last), "the length of the text", call.interrupted())) {
-      return false;
-    }
+  if (length() < prompt_end_) {
+    const auto from = static_cast<std::size_t>(length());
+    const auto leave = [&] {
+      const auto place = static_cast<std::uint64_t>(length());
+      return llama_->require_agreement(place, "the length of the text", call.interrupted());
+    };
+    llama_->prefill(sequence_, known.subspan(from, static_cast<std::size_t>(prompt_end_) - from), logits_, Way::kBlocks,
+                    call.listener.prefill, leave);
+    if (length() < prompt_end_) return false;
   }
   while (length() < static_cast<std::int64_t>(known.size())) {
     llama_->decode({&sequence_, 1}, known.subspan(static_cast<std::size_t>(length()), 1), logits_);
