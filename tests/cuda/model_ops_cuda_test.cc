@@ -4,56 +4,21 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "base/half.h"
 #include "kernels/cuda/error_model.h"
 #include "kernels/model_ops.h"
 #include "kernels/reference/model_reference.h"
+#include "model_ops_data.h"
 #include "treeattn/cuda.h"
 #include "treeattn/error.h"
 
 namespace treeattn::kernels {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr DType kWeightTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt8};
 constexpr Pass kPasses[] = {Pass::kDecode, Pass::kPrefill};
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-std::uint64_t seed() {
-  static const std::uint64_t chosen = [] {
-    const char* forced = std::getenv("TREEATTN_SEED");
-    const std::uint64_t value = forced ? std::strtoull(forced, nullptr, 10) : std::random_device()();
-    std::printf("TREEATTN_SEED=%llu\n", static_cast<unsigned long long>(value));
-    return value;
-  }();
-  return chosen;
-}
-
-bool same_bits(const float* a, const float* b, std::size_t count) {
-  return std::memcmp(a, b, count * sizeof(float)) == 0;
-}
-
-// Worst error in units of its bound, of all tests of a kind.
-void expect_within(const std::vector<float>& got, const BoundedValues& want, const std::string& what) {
-  ASSERT_EQ(got.size(), want.value.size()) << what;
-  double worst = 0;
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    const double error = error_in_bounds(got[i], want.value[i], want.bound[i]);
-    if (!(error <= worst)) worst = error, at = i;
-  }
-  EXPECT_LE(worst, 1.0) << what << ": [" << at << "] = " << got[at] << ", wanted " << want.value[at] << " +- "
-                        << want.bound[at];
-}
 
 class CudaModelOps : public testing::Test {
  protected:
@@ -62,13 +27,8 @@ class CudaModelOps : public testing::Test {
     ops_ = cuda_model_ops(0);
   }
 
-  std::vector<float> normal(std::int64_t count, float size = 1.0f) {
-    std::vector<float> result(index(count));
-    std::normal_distribution<float> draw(0.0f, size);
-    for (float& x : result) x = draw(engine_);
-    return result;
-  }
-  std::int64_t below(std::int64_t end) { return std::uniform_int_distribution<std::int64_t>(0, end - 1)(engine_); }
+  std::vector<float> normal(std::int64_t count, float size = 1.0f) { return noise_.normal(count, size); }
+  std::int64_t below(std::int64_t end) { return noise_.below(end); }
 
   // GPU memory with a copy of something.
   class There {
@@ -98,29 +58,17 @@ class CudaModelOps : public testing::Test {
   // A weight matrix here and there.
   struct Weights {
     Weights(ModelOps& ops, const std::vector<float>& values, DType dtype, std::int64_t rows, std::int64_t cols)
-        : data(values.size() * dtype_size(dtype)), here{nullptr, dtype, rows, cols, nullptr, 0} {
-      if (dtype == DType::kInt8) {
-        ThreadPool pool(1);
-        scales.resize(values.size() / kWeightGroup);
-        const WeightMatrix plain{values.data(), DType::kFloat32, rows, cols, nullptr, 0};
-        quantize_weights(plain, reinterpret_cast<std::int8_t*>(data.data()), scales.data(), pool);
-        here.group = kWeightGroup;
-      } else {
-        const std::size_t size = dtype_size(dtype);
-        for (std::size_t i = 0; i < values.size(); ++i) base::store_from_float(&data[i * size], values[i], dtype);
-      }
-      here.data = data.data();
-      if (dtype == DType::kInt8) here.scales = scales.data();
-      data_there = std::make_unique<There>(ops, data.data(), data.size());
-      scales_there = std::make_unique<There>(ops, scales);
-      there = here;
-      there.data = data_there->get<void>();
-      if (dtype == DType::kInt8) there.scales = scales_there->get();
+        : host(values, dtype, rows, cols),
+          here(host.matrix),
+          there(here),
+          data(ops, host.data.data(), host.data.size()),
+          scales(ops, host.scales) {
+      there.data = data.get<void>();
+      if (dtype == DType::kInt8) there.scales = scales.get();
     }
-    std::vector<std::byte> data;
-    std::vector<float> scales;
+    HostWeights host;
     WeightMatrix here, there;
-    std::unique_ptr<There> data_there, scales_there;
+    There data, scales;
   };
 
   std::vector<float> linear(const Weights& w, const std::vector<float>& x, Pass pass) {
@@ -132,11 +80,7 @@ class CudaModelOps : public testing::Test {
     return y.back(rows * w.here.rows);
   }
 
-  static std::int64_t accepted_cols(DType dtype, std::int64_t cols) {
-    return dtype == DType::kInt8 ? (cols + kWeightGroup - 1) / kWeightGroup * kWeightGroup : cols;
-  }
-
-  std::mt19937_64 engine_{seed()};
+  Noise noise_;
   std::unique_ptr<ModelOps> ops_;
 };
 
