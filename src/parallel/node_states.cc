@@ -69,4 +69,11 @@ void NodeStates::pack(float* to) const {
   for (const Block& block : blocks_) to = std::copy_n(block.data, block_floats(), to);
 }
 
+StatesView NodeStates::packed() const {
+  if (blocks_.size() == 1) return {blocks_[0].data, blocks_[0].owner};
+  SharedBuffer all = make_shared_buffer(blocks_.size() * block_floats());
+  pack(all->as<float>());
+  return {all->as<float>(), all};
+}
+
 }  // namespace treeattn::parallel

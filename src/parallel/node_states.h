@@ -19,6 +19,12 @@ inline SharedBuffer make_shared_buffer(std::size_t floats) {
   return std::make_shared<base::Buffer>(floats * sizeof(float));
 }
 
+// Blocks one after the other, in memory that `owner` keeps.
+struct StatesView {
+  const float* data = nullptr;
+  SharedBuffer owner;
+};
+
 // One block [rows, v_dim + 2] per node. In which order nodes are added does not matter for the bits: siblings merge
 // when they are both there, the left one first. Movable.
 class NodeStates {
@@ -38,6 +44,8 @@ class NodeStates {
 
   // Writes the blocks one after the other.
   void pack(float* to) const;
+  // The same without copying where there is one: good until the next change.
+  StatesView packed() const;
 
  private:
   struct Block {

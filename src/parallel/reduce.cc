@@ -21,6 +21,10 @@ using plan::Payload;
 
 std::span<std::byte> bytes_of(const SharedBuffer& buffer) { return {buffer->as<std::byte>(), buffer->bytes()}; }
 
+std::span<const std::byte> bytes_of(const float* data, std::size_t floats) {
+  return std::as_bytes(std::span(data, floats));
+}
+
 // What a rank contributes, as nodes: those of its share, or, in the free order, its place as if that were a leaf.
 plan::NodeSet contribution(const ReduceContext& context, int rank, int place) {
   const plan::NodeSet& nodes = context.shares.nodes_of(rank);
@@ -93,9 +97,8 @@ class ScheduleRun {
         incoming.push_back({&message, std::move(memory)});
       }
       if (message.from == comm.rank()) {
-        SharedBuffer memory = make_shared_buffer(floats);
-        fill(message, memory->as<float>());
-        requests.push_back(comm.send(message.to, bytes_of(memory), memory));
+        const StatesView states = contents(message);
+        requests.push_back(comm.send(message.to, bytes_of(states.data, floats), states.owner));
       }
     }
     comm.count_step();
@@ -103,20 +106,27 @@ class ScheduleRun {
     for (const Incoming& in : incoming) take(*in.message, in.memory);
   }
 
-  void fill(const Message& message, float* to) {
-    if (message.payload == Payload::kPartial) return partial_.pack(to);
+  // What a message says, sent from where it lies: only parts from several messages are put together first.
+  StatesView contents(const Message& message) {
+    if (message.payload == Payload::kPartial) return partial_.packed();
     if (message.payload == Payload::kResult) {
-      const SharedBuffer from = result_ ? result_ : root();
-      std::copy_n(from->as<float>(), shape_.block_floats(), to);
-      return;
+      if (!result_) result_ = root();
+      return {result_->as<float>(), result_};
     }
+    if (message.count == 1) return part_at(place_of(message, 0));
+    const SharedBuffer all = make_shared_buffer(message_floats(message));
+    float* to = all->as<float>();
     for (int i = 0; i < message.count; ++i) {
       const int place = place_of(message, i);
       const std::size_t floats = part_nodes(place).size() * shape_.block_floats();
-      if (floats == 0) continue;
-      const Part& part = gathered_.at(place);
-      to = std::copy_n(part.memory->as<float>() + part.offset, floats, to);
+      if (floats > 0) to = std::copy_n(part_at(place).data, floats, to);
     }
+    return {all->as<float>(), all};
+  }
+
+  StatesView part_at(int place) const {
+    const Part& part = gathered_.at(place);
+    return {part.memory->as<float>() + part.offset, part.memory};
   }
 
   void take(const Message& message, const SharedBuffer& memory) {
@@ -150,8 +160,10 @@ class ScheduleRun {
 
   // The one block that is left: the root.
   SharedBuffer root() {
-    SharedBuffer out = make_shared_buffer(shape_.block_floats());
     if (partial_.nodes().size() != 1) throw Error("internal: a reduction ended with more than its root");
+    const StatesView block = partial_.packed();
+    if (block.data == block.owner->as<float>()) return block.owner;
+    SharedBuffer out = make_shared_buffer(shape_.block_floats());
     partial_.pack(out->as<float>());
     return out;
   }

@@ -27,7 +27,7 @@ struct ReduceContext {
 };
 
 // Executes a schedule (kMerge, kButterfly, kGather, kTwoLevel). `schedule` may be one rank's view of it. `own` holds
-// the blocks of this rank's nodes, one after the other, and is used up. Returns the root's block.
+// the blocks of this rank's nodes, one after the other, and is used up. What is returned begins with the root's block.
 SharedBuffer reduce_by_schedule(const ReduceContext& context, const plan::Schedule& schedule, StateShape shape,
                                 SharedBuffer own);
 
