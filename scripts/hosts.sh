@@ -88,8 +88,12 @@ enter() {
   exec ip netns exec "$host" unshare --uts sh -c 'hostname "$0" && exec "$@"' "$host" "$@"
 }
 
-# Where there are more processes than cores every host deals its own out over the cores: left to itself, the scheduler
-# stacks them.
+# Where there are more processes than cores they are dealt out over the cores: left to itself, the scheduler stacks them,
+# and MPI would bind the first process of every host to the same core. (Not where only some cores may be used: which?)
+#
+# A link is to carry data both ways at once. Open MPI sends "put me the rest" down the same connection as its data; where
+# both sides have something to send, one waits behind all that the other has in its socket, and the two take turns. So:
+# no puts, and a socket that holds little.
 launch() {
   local count=$1 per_host=$2 hosts="" options=() i
   number N "$count"
@@ -107,12 +111,16 @@ launch() {
     spaces | grep -qx "$prefix-$i" || fail "host $i is not up; accepted: N as in hosts.sh up"
     hosts+=${hosts:+,}$prefix-$i:$per_host
   done
-  local binding=(--bind-to none)
-  if [ $((count * per_host)) -gt "$(nproc)" ] && [ "$per_host" -le "$(nproc)" ]; then binding=(--bind-to core); fi
+  local deal=()
+  if [ $((count * per_host)) -gt "$(nproc)" ] && [ "$(nproc)" -eq "$(nproc --all)" ]; then
+    # shellcheck disable=SC2016  # the inner shell expands it
+    deal=(sh -c 'exec taskset -c $((OMPI_COMM_WORLD_RANK % $0)) "$@"' "$(nproc)")
+  fi
   enter "$prefix-0" env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun \
     --mca plm rsh --mca plm_rsh_agent "$self agent" --mca plm_rsh_no_tree_spawn 1 \
     --mca oob_tcp_if_include eth1 --mca btl_tcp_if_include eth0 --mca btl self,vader,tcp --mca pml ob1 \
-    --mca mpi_yield_when_idle 1 --host "$hosts" --map-by "ppr:$per_host:node" "${binding[@]}" "${options[@]}" "$@"
+    --mca btl_tcp_flags send,inplace --mca btl_tcp_sndbuf 131072 --mca mpi_yield_when_idle 1 \
+    --host "$hosts" --map-by "ppr:$per_host:node" --bind-to none "${options[@]}" "${deal[@]}" "$@"
 }
 
 host_name() {

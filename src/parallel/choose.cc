@@ -99,7 +99,7 @@ double try_out(Strategy strategy, const plan::Schedule& schedule, const ReduceCo
 
 std::string link_text(const char* name, const plan::Link& link) {
   if (std::isinf(link.bytes_per_s)) return fmt::format("{}: none\n", name);
-  return fmt::format("{}: {:.1f} us, {:.2f} GB/s\n", name, 1e6 * link.latency_s, 1e-9 * link.bytes_per_s);
+  return fmt::format("{}: {:.1f} us, {:.3g} GB/s\n", name, 1e6 * link.latency_s, 1e-9 * link.bytes_per_s);
 }
 
 }  // namespace
