@@ -9,10 +9,13 @@ import csv
 import io
 import json
 import os
+import pty
+import re
 import resource
 import subprocess
 import sys
 import tempfile
+import time
 
 KEYS = ["ranks", "ranks_per_node", "strategy", "tokens", "heads", "kv_heads", "head_dim", "us", "local_us",
         "reduce_us", "steps", "bytes_per_rank", "closed_form_us"]
@@ -77,6 +80,29 @@ def check_memory():
     """No simulator that has run so far, 4,096 ranks among them, took more than a gigabyte."""
     held = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     expect(held < 1e9, f"the simulator held {held} bytes")
+
+
+def check_progress():
+    """On a terminal, whatever the strategy: a bar once two seconds have passed, and none of it on stdout."""
+    terminal, stderr = pty.openpty()
+    start = time.monotonic()
+    child = subprocess.Popen([sys.argv[1], "simulate", "--ranks", "4096", "--strategy", "paper,merge", "--json"],
+                             stdout=subprocess.PIPE, stderr=stderr, text=True)
+    os.close(stderr)
+    drawn = b""
+    while True:
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:  # the last one that writes has gone
+            break
+        if not piece:
+            break
+        drawn += piece
+    os.close(terminal)
+    strategies = [json.loads(line)["strategy"] for line in child.stdout]
+    expect(child.wait() == 0 and strategies == ["paper", "merge"], f"on a terminal: {strategies}")
+    if time.monotonic() - start > 4:
+        expect(re.search(rb"\] \d+ %  (paper|merge) on 4096 ranks", drawn), f"no progress on the terminal: {drawn}")
 
 
 def check_by_hand():
@@ -167,6 +193,7 @@ def main():
         print("SKIPPED: this build has no simulator:", done.stderr.strip())
         sys.exit(77)
     check_agreement()
+    check_progress()
     check_memory()
     check_by_hand()
     check_odd_ranks()

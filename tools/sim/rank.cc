@@ -77,8 +77,8 @@ void tree_step(const Scenario& scenario, Communicator& world, ModelledDevice& de
 // bandwidth and arrive together, so cutting it up would change nothing but the number of messages.
 class ModelledLoad final : public parallel::RingLoad {
  public:
-  ModelledLoad(const Scenario& scenario, Communicator& world, ModelledDevice& device, const OnProgress& on_progress)
-      : scenario_(scenario), world_(world), device_(device), on_progress_(on_progress), place_(world) {
+  ModelledLoad(const Scenario& scenario, Communicator& world, ModelledDevice& device)
+      : scenario_(scenario), world_(world), device_(device), place_(world) {
     pieces_.own = 1;
     pieces_.most = 1;
     for (int step = 1; step < world.size(); ++step) pieces_.incoming.push_back(place_.before(step));
@@ -96,10 +96,7 @@ class ModelledLoad final : public parallel::RingLoad {
   }
   std::vector<Request> send(std::size_t piece, std::size_t) override { return start_send(pieces_.incoming[piece]); }
   void work_on_own(std::size_t) override { attend(world_.rank()); }
-  void work_on(std::size_t piece, std::size_t) override {
-    attend(pieces_.incoming[piece]);
-    if (on_progress_) on_progress_(static_cast<double>(piece + 1) / static_cast<double>(pieces_.incoming.size()));
-  }
+  void work_on(std::size_t piece, std::size_t) override { attend(pieces_.incoming[piece]); }
 
  private:
   std::span<std::byte> memory(int share) const {
@@ -122,7 +119,6 @@ class ModelledLoad final : public parallel::RingLoad {
   const Scenario& scenario_;
   Communicator& world_;
   ModelledDevice& device_;
-  const OnProgress& on_progress_;
   parallel::RingPlace place_;
   parallel::RingPieces pieces_;
   double attending_s_ = 0;
@@ -136,7 +132,7 @@ std::uint64_t slot_bytes(const Scenario& scenario) {
 
 }  // namespace
 
-RankReport decode_step(const Scenario& scenario, Communicator& world, const OnProgress& on_progress) {
+RankReport decode_step(const Scenario& scenario, Communicator& world) {
   RankReport report;
   ModelledDevice device(scenario.attention());
   const Shape& shape = scenario.job().shape;
@@ -146,7 +142,7 @@ RankReport decode_step(const Scenario& scenario, Communicator& world, const OnPr
   ModelledDevice::wait(scenario.job().overhead_s);
   if (scenario.strategy() == Strategy::kRing) {
     if (world.size() > 1) device.hold(slot_bytes(scenario));
-    ModelledLoad load(scenario, world, device, on_progress);
+    ModelledLoad load(scenario, world, device);
     load.pass_round();
     report.local_s = load.attending_s();
   } else {

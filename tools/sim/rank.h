@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -21,10 +20,7 @@ struct RankReport {
   std::string failure;
 };
 
-// How far a call has come, 0 to 1; may be empty.
-using OnProgress = std::function<void(double)>;
-
 // The call that the scenario has chosen.
-RankReport decode_step(const Scenario& scenario, Communicator& world, const OnProgress& on_progress);
+RankReport decode_step(const Scenario& scenario, Communicator& world);
 
 }  // namespace treeattn::tools
