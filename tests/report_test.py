@@ -63,6 +63,21 @@ def make_report(treeattn, folder):
     return outcomes
 
 
+def check_findings(outcomes):
+    """What the experiments are there to show, where small sizes show it too."""
+    lines = {figure["id"]: {series["name"]: dict(zip(series["x"], series["y"])) for series in figure["series"]}
+             for outcome in outcomes for figure in outcome["figures"]}
+    flat, levels = lines["two-level-batch-8"]["flat (butterfly)"], lines["two-level-batch-8"]["two levels"]
+    expect(levels[4] < flat[4] and levels[1] > flat[1], f"one adapter: butterfly {flat}, two levels {levels}")
+    merge, levels = lines["two-level-batch-6"]["flat (merge)"], lines["two-level-batch-6"]["two levels"]
+    expect(all(levels[x] < merge[x] for x in merge), f"nodes of 6: merge {merge}, two levels {levels}")
+    ring, three = lines["short-2"]["ring"], lines["short-2"]["tree, three collectives"]
+    one = lines["short-2"]["tree, one (merge)"]
+    expect(all(one[x] < ring[x] < three[x] for x in ring), f"short: ring {ring}, three {three}, one {one}")
+    factor = {target["what"]: target["value"] for outcome in outcomes for target in outcome["targets"]}
+    expect(8 <= factor["ring / tree at 128 GPUs, 5.12M, overhead on"] < 12, f"{factor}")
+
+
 def check_files(outcomes, folder):
     """Well-formed XML throughout, every figure once, nothing from outside."""
     ids = {"reduction-tree", "ring"} | {figure["id"] for outcome in outcomes for figure in outcome["figures"]}
@@ -155,6 +170,7 @@ def main():
         if browser_only:
             check_browser(browser, outcomes, folder)
         else:
+            check_findings(outcomes)
             check_files(outcomes, folder)
             check_usage(treeattn, folder)
     for failure in failures:

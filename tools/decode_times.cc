@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <set>
+#include <sstream>
 
 #include "base/check.h"
 #include "child_process.h"
@@ -19,8 +21,17 @@ int branches_for(const DecodePoint& point) {
   return std::max(256, static_cast<int>(std::bit_ceil(static_cast<unsigned>(point.ranks))));
 }
 
+std::string key_of(const std::string& line) { return line.substr(0, line.find(' ')); }
+
 std::string cluster_text(const DecodePoint& point) {
-  return plan::cluster_text(point.cluster) + "\n" + point.cluster_lines;
+  std::set<std::string> given;
+  std::istringstream lines(point.cluster_lines), description(plan::cluster_text(point.cluster));
+  for (std::string line; std::getline(lines, line);) given.insert(key_of(line));
+  std::string text;
+  for (std::string line; std::getline(description, line);) {
+    if (!given.contains(key_of(line))) text += line + "\n";
+  }
+  return text + point.cluster_lines;
 }
 
 // A simulation takes time like the messages it sends.
@@ -70,11 +81,12 @@ DecodeTime closed_form(const DecodePoint& point) {
   const std::uint64_t ranks = static_cast<std::uint64_t>(point.ranks);
   size.kv_bytes_of_rank.assign(ranks, (tokens + ranks - 1) / ranks * token_bytes);
   size.attention_bytes_per_s = cluster.device_bytes_per_s;
+  size.launch_s = cluster.launch_s;
   const plan::Cost cost = plan::cost_of(point.strategy, network, shares, size);
   DecodeTime time;
-  const double attending = static_cast<double>(size.kv_bytes_of_rank[0]) / size.attention_bytes_per_s;
-  time.local_us = 1e6 * (attending + cluster.launch_s);
-  time.us = 1e6 * (cost.seconds + cluster.launch_s) + point.overhead_us;
+  const double attending = size.launch_s + static_cast<double>(size.kv_bytes_of_rank[0]) / size.attention_bytes_per_s;
+  time.local_us = 1e6 * attending;
+  time.us = 1e6 * cost.seconds + point.overhead_us;
   time.reduce_us = std::max(0.0, 1e6 * (cost.seconds - attending));
   time.steps = static_cast<double>(cost.steps);
   time.bytes_per_rank = static_cast<double>(cost.bytes) / point.ranks;

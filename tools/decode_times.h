@@ -19,7 +19,8 @@ namespace treeattn::tools {
 // One decoding step. The shape is the paper's unless said: one query, 16 heads of 128, bfloat16.
 struct DecodePoint {
   std::string cluster = "dgx-h100";
-  std::string cluster_lines;  // added to its description, such as "slow_device = 3 2\n"
+  // Added to its description, such as "slow_device = 3 2\n"; a key that is in both has this value.
+  std::string cluster_lines;
   int ranks = 1;
   int ranks_per_node = 8;
   Strategy strategy = Strategy::kMerge;
