@@ -290,13 +290,13 @@ TEST_P(TargetTest, NanAndInfinityShowExactlyWhereTheyMust) {
   }
 }
 
-TEST_P(TargetTest, NanScalesShowExactlyWhereTheyMust) {
+TEST_P(TargetTest, ScalesThatAreNotFiniteShowExactlyWhereTheyMust) {
   for (const DType dtype : {DType::kInt8, DType::kFp8E4M3}) {
     for (const std::int64_t queries : {4, 24}) {
       for (const std::int64_t token : {99, 40}) {  // seen by the last query only, or by all
-        for (const float nan : kNans) {
+        for (const float bad : {kNans[0], kNans[1], kInf, -kInf}) {
           Case shape;
-          shape.name = std::string(dtype_name(dtype)) + " NaN scale, token " + std::to_string(token);
+          shape.name = std::string(dtype_name(dtype)) + " bad scale, token " + std::to_string(token);
           shape.queries = queries;
           shape.heads = 6;
           shape.tokens = 100;
@@ -304,9 +304,9 @@ TEST_P(TargetTest, NanScalesShowExactlyWhereTheyMust) {
           shape.k_type = shape.v_type = dtype;
           shape.fp8_scales = true;
           CaseData keys(shape, 4), values(shape, 4);
-          keys.set_k_scale(0, token, 1, nan);
+          keys.set_k_scale(0, token, 1, bad);
           check(keys);
-          values.set_v_scale(0, token, 1, nan);
+          values.set_v_scale(0, token, 1, bad);
           check(values);
         }
       }

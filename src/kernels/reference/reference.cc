@@ -27,7 +27,7 @@ double gamma(double n, double u) { return n * u / (1.0 - n * u); }
 // exp(log_value), large but finite when it overflows.
 double exp_clamped(double log_value) { return std::exp(std::min(log_value, 600.0)); }
 
-// The rows of one KV head of one sequence, as doubles, scales applied.
+// The rows of one KV head of one sequence, as doubles; a value's scale is applied, a key's multiplies its logit.
 struct HeadRows {
   std::int64_t first = 0;  // token of row 0
   std::int64_t dim = 0;
@@ -38,7 +38,8 @@ struct HeadRows {
   double scale(std::int64_t token) const { return scales[index(token - first)]; }
 };
 
-void load_rows(const KvView& view, std::int64_t batch, std::int64_t head, KeyRange tokens, HeadRows& out) {
+void load_rows(const KvView& view, std::int64_t batch, std::int64_t head, KeyRange tokens, bool apply_scales,
+               HeadRows& out) {
   const std::size_t element = dtype_size(view.dtype);
   out.first = tokens.begin;
   out.dim = view.head_dim;
@@ -50,7 +51,8 @@ void load_rows(const KvView& view, std::int64_t batch, std::int64_t head, KeyRan
     const double scale = kv_scale(view, batch, token, head);
     out.scales[index(token - tokens.begin)] = scale;
     for (std::int64_t d = 0; d < view.head_dim; ++d) {
-      *value++ = scale * static_cast<double>(base::load_as_float(row + index(d) * element, view.dtype));
+      const double stored = base::load_as_float(row + index(d) * element, view.dtype);
+      *value++ = apply_scales ? scale * stored : stored;
     }
   }
 }
@@ -59,6 +61,7 @@ struct Logit {
   double value = 0;  // natural units; -inf: masked
   double error = 0;  // what a float32 backend may be off by, before the maximum is subtracted
   bool comparable = true;
+  bool sign_known = true;  // of one that is infinite
 };
 
 // docs/exactness.md, "The logit".
@@ -74,11 +77,18 @@ Logit make_logit(const Problem& problem, const ErrorModel& model, const double* 
     k_sum += std::fabs(k[d]);
     q_max = std::max(q_max, std::fabs(q[d]));
   }
+  // All that an infinite scale leaves of a product is its sign, and roundings may change that.
+  const bool sign_known =
+      magnitude == 0 || std::fabs(dot) > gamma(dims, u) * magnitude + model.query_error * q_max * k_sum;
+  dot *= k_scale;
+  magnitude *= std::fabs(k_scale);
+  k_sum *= std::fabs(k_scale);
   Logit logit;
   logit.value = scale * dot;
   const double cap = problem.softcap;
   if (!std::isfinite(magnitude)) {  // infinite or NaN inputs: there is no rounding in those
     if (cap > 0) logit.value = cap * std::tanh(logit.value / cap);
+    logit.sign_known = sign_known || !std::isinf(k_scale);
     return logit;
   }
   const double factor = std::max({1.0, kLog2E * std::fabs(scale), cap > 0 ? std::fabs(scale) / cap : 0.0});
@@ -159,6 +169,11 @@ class RowReference {
     *row.lse = -kInfinity;
     *row.lse_bound = 0.0;
     collect(row, k);
+    if (!sign_known_) {
+      std::fill(row.out_bound, row.out_bound + dims, kInfinity);
+      *row.lse_bound = kInfinity;
+      return;
+    }
     if (terms_.empty()) return;
     if (poisoned_) {
       std::fill(row.out, row.out + dims, kNan);
@@ -177,12 +192,13 @@ class RowReference {
     const double u = model_.unit_roundoff;
     terms_.clear();
     poisoned_ = false;
-    comparable_ = true;
+    comparable_ = sign_known_ = true;
     for (std::int64_t token = row.range.begin; token < row.range.end; ++token) {
       Logit logit = make_logit(problem_, model_, row.q, k.row(token), k.scale(token));
       if (!problem_.alibi_slopes.empty()) {
         add_alibi(logit, problem_.alibi_slopes[index(row.head)], problem_.first_key + token - row.position, u);
       }
+      sign_known_ = sign_known_ && logit.sign_known;
       if (logit.value == -kInfinity) continue;
       poisoned_ = poisoned_ || std::isnan(logit.value) || logit.value == kInfinity;
       comparable_ = comparable_ && logit.comparable;
@@ -293,7 +309,7 @@ class RowReference {
   double log_sum_ = 0;
   double least_ = 0;  // the smallest factor by which l may be off
   bool poisoned_ = false;
-  bool comparable_ = true;
+  bool comparable_ = true, sign_known_ = true;
 };
 
 // Every key some query of the sequence sees.
@@ -324,8 +340,8 @@ ReferenceResult reference_attention(const Problem& problem, const ErrorModel& mo
     const KeyRange all = visible_to_any(problem, b);
     for (std::int64_t h = 0; h < view.heads; ++h) {
       if (h % problem.group() == 0) {
-        load_rows(problem.k, b, h / problem.group(), all, k);
-        load_rows(problem.v, b, h / problem.group(), all, v);
+        load_rows(problem.k, b, h / problem.group(), all, false, k);
+        load_rows(problem.v, b, h / problem.group(), all, true, v);
       }
       for (std::int64_t i = 0; i < view.queries; ++i) {
         const std::byte* q_row = query_row(view, b, i, h);
