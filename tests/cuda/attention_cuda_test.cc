@@ -46,11 +46,8 @@ class CudaTest : public testing::Test {
   }
 };
 
-// compute-sanitizer makes everything a hundred times slower: TREEATTN_TEST_THINNING=8 takes every eighth case.
 TEST_F(CudaTest, CaseList) {
-  const char* given = std::getenv("TREEATTN_TEST_THINNING");
-  const std::size_t step = given ? std::max(1ull, std::strtoull(given, nullptr, 10)) : 1;
-  if (step > 1) std::printf("TREEATTN_TEST_THINNING=%zu: not the whole list\n", step);
+  const std::size_t step = thinning();
   const std::vector<Case> cases = case_list();
   double worst = 0, worst_bytes = 0;
   int bytes = 0;
@@ -160,7 +157,7 @@ TEST_F(CudaTest, ByteScales) {
 TEST_F(CudaTest, BytesThatAreNotFinite) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
   for (const DType type : {DType::kInt8, DType::kFp8E4M3}) {
-    for (int what = 0; what < 7; ++what) {
+    for (int what = 0; what < 9; ++what) {
       if (what < 2 && type == DType::kInt8) continue;  // int8 has no NaN
       Case shape;
       shape.k_type = shape.v_type = type;
@@ -177,6 +174,8 @@ TEST_F(CudaTest, BytesThatAreNotFinite) {
       if (what == 4) data.set_v_scale(0, 298, 0, kInf);
       if (what == 5) data.set_q(0, 1, 2, 3, -kInf);
       if (what == 6) data.set_q(0, 1, 2, 3, kNan);
+      if (what == 7) data.set_k_scale(0, 298, 1, kInf);
+      if (what == 8) data.set_k_scale(0, 298, 0, -kInf);
       std::string kernel;
       EXPECT_LE(check_case(data, &kernel), 1) << dtype_name(type) << " " << what;
       EXPECT_EQ(kernel, "mma8");

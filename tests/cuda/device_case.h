@@ -5,6 +5,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
@@ -16,6 +18,14 @@ using cuda::DeviceCase;
 
 inline void cuda_check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+// compute-sanitizer makes everything a hundred times slower: TREEATTN_TEST_THINNING=8 takes every eighth case.
+inline std::size_t thinning() {
+  const char* given = std::getenv("TREEATTN_TEST_THINNING");
+  const std::size_t step = given ? std::max(1ull, std::strtoull(given, nullptr, 10)) : 1;
+  if (step > 1) std::printf("TREEATTN_TEST_THINNING=%zu: not the whole list\n", step);
+  return step;
 }
 
 // Device memory of a test.
