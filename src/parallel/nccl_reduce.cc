@@ -6,6 +6,7 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -41,6 +42,19 @@ struct Failure {
 };
 
 constexpr std::chrono::microseconds kNap{20};
+
+// How many blocks NCCL may start. Those of all ranks wait for each other, so ranks that share a GPU must leave room for
+// each other there: with 64 each, the third one would never begin. Half of the GPU, for work of other streams.
+int most_blocks(Communicator& ranks, int gpu) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, gpu), "properties of the GPU");
+  using Uuid = std::array<char, sizeof properties.uuid.bytes>;
+  Uuid mine;
+  std::memcpy(mine.data(), properties.uuid.bytes, mine.size());
+  const std::vector<Uuid> all = gathered(ranks, mine);
+  const auto sharing = static_cast<int>(std::count(all.begin(), all.end(), mine));
+  return sharing == 1 ? NCCL_CONFIG_UNDEF_INT : std::max(1, properties.multiProcessorCount / (2 * sharing));
+}
 
 // Device memory handed out piece by piece and taken back all at once.
 class Scratch {
@@ -130,12 +144,14 @@ class Nccl {
     if (ranks.rank() == 0) start.code = ncclGetUniqueId(&start.id);
     ranks.broadcast(std::as_writable_bytes(std::span(&start, 1)), 0);
     within_ = ranks.deadline();
+    const int blocks = most_blocks(ranks, gpu);
     const kernels::cuda::UseDevice use(gpu);
     std::string failure;
     try {
       done(static_cast<ncclResult_t>(start.code), "ncclGetUniqueId");
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
       config.blocking = 0;
+      config.maxCTAs = blocks;
       done(ncclCommInitRankConfig(&comm_, ranks.size(), start.id, ranks.rank(), &config), "ncclCommInitRankConfig");
       settle("ncclCommInitRankConfig");
     } catch (const Failure& error) {
