@@ -24,6 +24,12 @@ void ModelOps::norm_linear(const float* x, const float* norm, float eps, std::in
   for (const Projection& one : projections) linear(one.w, normed, rows, one.y, false);
 }
 
+const float* ModelOps::norm_linear_to_host(const float* x, const float* norm, float eps, std::int64_t rows,
+                                           float* normed, const Projection& one) {
+  norm_linear(x, norm, eps, rows, normed, {&one, 1});
+  return one.y;
+}
+
 void ModelOps::feed_forward(const FeedForward& f, std::int64_t rows, float* x) {
   const std::int64_t dim = f.gate.rows;
   // All gates, then all ups: to swiglu, which goes element by element, one long row.

@@ -72,13 +72,17 @@ struct FeedForward {
   float* activated = nullptr;  // [rows, gate.rows]
 };
 
+namespace cuda {
+struct StepTarget;  // kernels/cuda/step_target.h
+}
+
 // One call at a time: it keeps memory of its own between calls.
 class ModelOps {
  public:
   virtual ~ModelOps() = default;
   virtual std::string_view name() const = 0;  // "cpu (NEON_BF16)", "cuda:0"
   // Where its memory lies: the index of a GPU, or -1 for the host. And the cudaStream_t that its work is put on, in
-  // order: only to_host waits for it.
+  // order: only to_host and finish wait for it.
   virtual int gpu() const { return -1; }
   virtual void* stream() const { return nullptr; }
 
@@ -110,6 +114,18 @@ class ModelOps {
   // y = rms_norm(x) w^T for each of them. normed [rows, dim]: memory to work in.
   virtual void norm_linear(const float* x, const float* norm, float eps, std::int64_t rows, float* normed,
                            std::span<const Projection> projections);
+  // The same of q, k and v, which are turned by the angles of the pass and go where attention finds them, and not to y.
+  // False where that is not done, and nothing is.
+  virtual bool norm_linear_step(const float* /*x*/, const float* /*norm*/, float /*eps*/, std::int64_t /*rows*/,
+                                std::span<const Projection> /*qkv*/, const cuda::StepTarget& /*target*/) {
+    return false;
+  }
+  // The same of one map, for the host to read: [rows, w.rows] in its memory, valid until the next such call, and there
+  // once finish() has returned. one.y: memory to work in.
+  virtual const float* norm_linear_to_host(const float* x, const float* norm, float eps, std::int64_t rows,
+                                           float* normed, const Projection& one);
+  // Waits until all work is done.
+  virtual void finish() {}
   // x += swiglu(n gate^T, n up^T) down^T, where n = rms_norm(x).
   virtual void feed_forward(const FeedForward& f, std::int64_t rows, float* x);
   // Calls work, which makes calls of this object alone and begins with begin(rows); or repeats what it did when it was

@@ -189,10 +189,16 @@ std::vector<std::int64_t> CacheAttention::prepare_step(std::span<const SequenceI
 
 void CacheAttention::begin_step() { device()->send_step(ops_.stream()); }
 
-void CacheAttention::step(int layer, std::span<const SequenceId> sequences, const float* q, const float* k,
-                          const float* v, float* out) {
+void CacheAttention::step(int layer, std::span<const SequenceId> sequences, const StepInput& in, float* out) {
   const parallel::KvBatch batch = cache_.store().batch(layer, sequences);
-  device()->step(batch.k, batch.v, {q, k, v, ops_.angles()}, out, ops_.stream());
+  const auto rows = static_cast<std::int64_t>(sequences.size());
+  kernels::cuda::StepTarget target = device()->step_target(batch.k, batch.v);
+  if (!ops_.norm_linear_step(in.x, in.norm, in.eps, rows, in.qkv, target)) {
+    ops_.norm_linear(in.x, in.norm, in.eps, rows, in.normed, in.qkv);
+    target.angles = ops_.angles();
+    device()->store_step(target, {in.qkv[0].y, in.qkv[1].y, in.qkv[2].y}, ops_.stream());
+  }
+  device()->attend_step(batch.k, batch.v, out, ops_.stream());
 }
 
 }  // namespace treeattn::model

@@ -45,8 +45,15 @@ class CacheAttention {
   // prepare_step says what it depends on, or nothing where there is no such step; the rest is work of the backend.
   std::vector<std::int64_t> prepare_step(std::span<const SequenceId> sequences);
   void begin_step();
-  void step(int layer, std::span<const SequenceId> sequences, const float* q, const float* k, const float* v,
-            float* out);
+  // From the rows x of a layer to its answer. normed: memory to work in, as are the results of the projections.
+  struct StepInput {
+    const float* x = nullptr;
+    const float* norm = nullptr;
+    float eps = 0;
+    float* normed = nullptr;
+    std::span<const kernels::Projection> qkv;
+  };
+  void step(int layer, std::span<const SequenceId> sequences, const StepInput& in, float* out);
 
   const CallReport& report() const { return attention_.report(); }
   std::string why() const { return attention_.why(); }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <random>
 #include <string>
@@ -27,6 +28,11 @@ KvCacheConfig cache_config(const LlamaConfig& config, const LlamaOptions& option
           options.kv_type,
           options.kv_type,
           options.order};
+}
+
+std::int64_t new_id() {
+  static std::atomic<std::int64_t> last = 0;
+  return ++last;
 }
 
 std::vector<std::int64_t> positions_of(std::span<const Block> blocks) {
@@ -63,7 +69,8 @@ Llama::Llama(std::shared_ptr<const Weights> weights, KvCache cache, kernels::Mod
       pool_(pool),
       options_(options),
       frequencies_(rope_frequencies(weights_->config())),
-      cache_(std::move(cache)) {
+      cache_(std::move(cache)),
+      id_(new_id()) {
   base::require(options.chunks_per_piece >= 1, "chunks_per_piece = {}; accepted: 1 or more", options.chunks_per_piece);
   change_attention(options.attention);
 }
@@ -131,26 +138,29 @@ void Llama::forward(const kernels::PassRows& pass, const Attend& attend) {
   ops_.begin(pass);
   if (rows > 0) ops_.embed(weights_->embedding(), pass.tokens, act_.x.get());
   for (int layer = 0; layer < c.layers; ++layer) {
-    if (rows == 0) {  // others attend to what this rank carries
-      attend(layer);
-      continue;
-    }
+    attend(layer);
+    if (rows == 0) continue;  // others attended to what this rank carries
     const LayerWeights& w = weights_->layers()[static_cast<std::size_t>(layer)];
     float* const x = act_.x.get();
-    float* const normed = act_.normed.get();
-    const kernels::Projection qkv[] = {{w.q, act_.q.get()}, {w.k, act_.k.get()}, {w.v, act_.v.get()}};
-    ops_.norm_linear(x, w.attention_norm, eps, rows, normed, qkv);
-    attend(layer);
     ops_.linear(w.o, act_.attended.get(), rows, x, true);
     ops_.feed_forward(
-        {w.feed_forward_norm, eps, w.gate, w.up, w.down, normed, act_.gate_up.get(), act_.activated.get()}, rows, x);
+        {w.feed_forward_norm, eps, w.gate, w.up, w.down, act_.normed.get(), act_.gate_up.get(), act_.activated.get()},
+        rows, x);
   }
 }
 
-void Llama::turn(const kernels::PassRows& pass) {
+std::array<kernels::Projection, 3> Llama::projections(const LayerWeights& w) const {
+  return {{{w.q, act_.q.get()}, {w.k, act_.k.get()}, {w.v, act_.v.get()}}};
+}
+
+// q, k and v of a layer, turned.
+void Llama::project(int layer, const kernels::PassRows& pass) {
   const LlamaConfig& c = config();
   const auto rows = static_cast<std::int64_t>(pass.tokens.size());
   if (rows == 0) return;
+  const LayerWeights& w = weights_->layers()[static_cast<std::size_t>(layer)];
+  ops_.norm_linear(act_.x.get(), w.attention_norm, static_cast<float>(c.rms_eps), rows, act_.normed.get(),
+                   projections(w));
   ops_.rope(act_.q.get(), rows, c.heads, c.head_dim, pass.positions, pass.frequencies);
   ops_.rope(act_.k.get(), rows, c.kv_heads, c.head_dim, pass.positions, pass.frequencies);
 }
@@ -217,7 +227,7 @@ void Llama::prefill_carried(SequenceId sequence, std::int64_t first, std::span<c
   const std::vector<std::int64_t> positions = positions_of(mine);
   const kernels::PassRows pass{kernels::Pass::kPrefill, my_tokens, positions, frequencies_};
   forward(pass, [&](int layer) {
-    turn(pass);
+    project(layer, pass);
     write_rows(layer, sequence, mine);
     attention_->carried(layer, sequence, first, count, act_.q.get(), act_.attended.get(), options_.gather_kv);
   });
@@ -242,7 +252,7 @@ void Llama::compute_alike(SequenceId sequence, std::span<const Block> blocks, st
   const kernels::Pass way = blocks[0].way == Way::kOneByOne ? kernels::Pass::kDecode : kernels::Pass::kPrefill;
   const kernels::PassRows pass{way, tokens, positions, frequencies_};
   forward(pass, [&](int layer) {
-    turn(pass);
+    project(layer, pass);
     write_rows(layer, sequence, blocks);
     attention_->blocks(layer, sequence, blocks, act_.q.get(), act_.attended.get());
   });
@@ -250,12 +260,16 @@ void Llama::compute_alike(SequenceId sequence, std::span<const Block> blocks, st
 
 void Llama::decode(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens,
                    std::span<float> logits) {
+  const std::size_t floats = sequences.size() * static_cast<std::size_t>(config().vocab);
+  base::require(logits.size() == floats, "logits holds {} floats; accepted: sequences * vocabulary, {}", logits.size(),
+                floats);
+  std::ranges::copy(decode(sequences, tokens), logits.begin());
+}
+
+std::span<const float> Llama::decode(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens) {
   check_tokens(tokens);
   const std::size_t rows = sequences.size();
   base::require(tokens.size() == rows, "{} tokens for {} sequences; accepted: one for each", tokens.size(), rows);
-  const std::size_t floats = rows * static_cast<std::size_t>(config().vocab);
-  base::require(logits.size() == floats, "logits holds {} floats; accepted: sequences * vocabulary, {}", logits.size(),
-                floats);
   std::vector<std::int64_t> positions;
   for (const SequenceId id : sequences) {
     check_room(id, 1);
@@ -269,19 +283,22 @@ void Llama::decode(std::span<const SequenceId> sequences, std::span<const std::i
   if (std::vector<std::int64_t> key = attention_->prepare_step(sequences); !key.empty()) {
     reserve(static_cast<std::int64_t>(rows));
     reserve_logits(static_cast<std::int64_t>(rows));
-    key.push_back(growth_);
+    key.insert(key.end(), {id_, growth_});
     ops_.recorded(key, pass, [&] {
       attention_->begin_step();
       forward(pass, [&](int layer) {
-        attention_->step(layer, sequences, act_.q.get(), act_.k.get(), act_.v.get(), act_.attended.get());
+        const LayerWeights& w = weights_->layers()[static_cast<std::size_t>(layer)];
+        const std::array<kernels::Projection, 3> qkv = projections(w);
+        attention_->step(layer, sequences,
+                         {act_.x.get(), w.attention_norm, static_cast<float>(config().rms_eps), act_.normed.get(), qkv},
+                         act_.attended.get());
       });
       compute_logits(act_.x.get(), static_cast<std::int64_t>(rows));
     });
     rows_ = static_cast<std::int64_t>(rows);
-    ops_.to_host(logits.data(), logits_.get(), logits.size() * sizeof(float));
   } else {
     forward(pass, [&](int layer) {
-      turn(pass);
+      project(layer, pass);
       const std::int64_t row_floats = config().kv_heads * config().head_dim;
       for (std::size_t i = 0; i < rows; ++i) {
         const std::int64_t offset = static_cast<std::int64_t>(i) * row_floats;
@@ -289,9 +306,12 @@ void Llama::decode(std::span<const SequenceId> sequences, std::span<const std::i
       }
       attention_->last_tokens(layer, sequences, act_.q.get(), act_.attended.get());
     });
-    logits_of(act_.x.get(), static_cast<std::int64_t>(rows), logits);
+    reserve_logits(static_cast<std::int64_t>(rows));
+    compute_logits(act_.x.get(), static_cast<std::int64_t>(rows));
   }
+  ops_.finish();
   for (std::size_t i = 0; i < rows; ++i) transcripts_.at(sequences[i]).append(tokens.subspan(i, 1), Way::kOneByOne);
+  return {host_logits_, rows * static_cast<std::size_t>(config().vocab)};
 }
 
 // Collective after a prefill by blocks: the rank that carries the last token has its hidden state in its last row, and
@@ -321,14 +341,15 @@ void Llama::reserve_logits(std::int64_t rows) {
 
 void Llama::compute_logits(const float* x, std::int64_t rows) {
   const kernels::Projection head{weights_->head(), logits_.get()};
-  ops_.norm_linear(x, weights_->final_norm(), static_cast<float>(config().rms_eps), rows, act_.normed.get(),
-                   {&head, 1});
+  host_logits_ = ops_.norm_linear_to_host(x, weights_->final_norm(), static_cast<float>(config().rms_eps), rows,
+                                          act_.normed.get(), head);
 }
 
 void Llama::logits_of(const float* x, std::int64_t rows, std::span<float> logits) {
   reserve_logits(rows);
   compute_logits(x, rows);
-  ops_.to_host(logits.data(), logits_.get(), logits.size() * sizeof(float));
+  ops_.finish();
+  std::copy_n(host_logits_, logits.size(), logits.begin());
 }
 
 void Llama::fill(SequenceId sequence, std::int64_t tokens, std::uint32_t seed) {

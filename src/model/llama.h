@@ -6,6 +6,7 @@
 // (docs/llama.md).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -63,6 +64,8 @@ class Llama {
                Way way = Way::kBlocks, const TokenProgress& progress = {}, const std::function<bool()>& leave = {});
   // Collective. Adds one token to each sequence. logits [sequences, vocab].
   void decode(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens, std::span<float> logits);
+  // The same; the logits are where the backend has left them for the host, until the next call.
+  std::span<const float> decode(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens);
   // Adds tokens whose keys and values are random numbers: a long text for a benchmark, at once.
   void fill(SequenceId sequence, std::int64_t tokens, std::uint32_t seed);
 
@@ -85,7 +88,7 @@ class Llama {
                                      std::vector<std::int32_t>* pending = nullptr);
 
  private:
-  // Takes q, k and v of a layer, not yet turned, and leaves the answer in `attended`; all in act_.
+  // Takes the rows x of a layer, and leaves the answer in `attended`; all in act_.
   using Attend = std::function<void(int layer)>;
 
   Llama(std::shared_ptr<const Weights> weights, KvCache cache, kernels::ModelOps& ops, ThreadPool& pool,
@@ -94,7 +97,8 @@ class Llama {
   void check_room(SequenceId sequence, std::int64_t tokens) const;
   void reserve(std::int64_t rows);
   void forward(const kernels::PassRows& pass, const Attend& attend);
-  void turn(const kernels::PassRows& pass);
+  std::array<kernels::Projection, 3> projections(const LayerWeights& w) const;
+  void project(int layer, const kernels::PassRows& pass);
   void prefill_carried(SequenceId sequence, std::int64_t first, std::span<const std::int32_t> tokens);
   void compute_blocks(SequenceId sequence, std::span<const Block> blocks, std::span<const std::int32_t> tokens);
   void compute_alike(SequenceId sequence, std::span<const Block> blocks, std::span<const std::int32_t> tokens);
@@ -118,8 +122,10 @@ class Llama {
   Activations act_;
   std::int64_t rows_ = 0;  // of act_, that forward() used last
   OpsArray logits_;
+  const float* host_logits_ = nullptr;  // of the backend, once its work is done
   std::int64_t logit_rows_ = 0;
   std::int64_t growth_ = 0;  // of act_ and logits_: what was recorded holds their addresses
+  const std::int64_t id_;    // no other has it: what another has recorded is not for this one
 };
 
 // Of bits, 8 bytes at a time.

@@ -53,7 +53,8 @@ Session::Session(std::unique_ptr<Llama> llama, const Tokenizer* tokenizer, std::
   known_.insert(known_.end(), pending.begin(), pending.end());
   // One is the last that was said; more are what was left of a prompt.
   if (pending.size() > 1) prompt_end_ = static_cast<std::int64_t>(known_.size());
-  logits_.resize(static_cast<std::size_t>(llama_->config().vocab));
+  prompt_logits_.resize(static_cast<std::size_t>(llama_->config().vocab));
+  logits_ = prompt_logits_;
 }
 
 void Session::check(std::span<const std::int32_t> prompt, const GenerateOptions& options) const {
@@ -120,12 +121,13 @@ bool Session::catch_up(const Call& call) {
       const auto place = static_cast<std::uint64_t>(length());
       return llama_->require_agreement(place, "the length of the text", call.interrupted());
     };
-    llama_->prefill(sequence_, known.subspan(from, static_cast<std::size_t>(prompt_end_) - from), logits_, Way::kBlocks,
-                    call.listener.prefill, leave);
+    llama_->prefill(sequence_, known.subspan(from, static_cast<std::size_t>(prompt_end_) - from), prompt_logits_,
+                    Way::kBlocks, call.listener.prefill, leave);
     if (length() < prompt_end_) return false;
+    logits_ = prompt_logits_;
   }
   while (length() < static_cast<std::int64_t>(known.size())) {
-    llama_->decode({&sequence_, 1}, known.subspan(static_cast<std::size_t>(length()), 1), logits_);
+    logits_ = llama_->decode({&sequence_, 1}, known.subspan(static_cast<std::size_t>(length()), 1));
   }
   return true;
 }

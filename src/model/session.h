@@ -46,7 +46,8 @@ class Session {
   SequenceId sequence_ = 0;
   std::vector<std::int32_t> known_;  // in the cache, and behind that what was said or asked since
   std::int64_t prompt_end_ = 0;      // known_ up to here is computed by prefill, from here on by decode
-  std::vector<float> logits_;        // of the last of known_, once caught up
+  std::vector<float> prompt_logits_;
+  std::span<const float> logits_;  // of the last of known_, once caught up
   std::int64_t calls_ = 0;
 };
 

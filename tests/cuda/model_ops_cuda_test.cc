@@ -204,6 +204,27 @@ TEST_F(CudaModelOps, CallsThatDoSeveralThingsDoThemAlike) {
   }
 }
 
+// Results for the host come in one piece or in several: the bits of norm_linear.
+TEST_F(CudaModelOps, ResultsForTheHostAreTheSame) {
+  for (const Shape shape : {Shape{304, 256}, Shape{70001, 64}}) {
+    const Weights w(*ops_, normal(shape.rows * shape.cols, 0.1f), DType::kBFloat16, shape.rows, shape.cols);
+    const There norm(*ops_, normal(shape.cols));
+    for (const Pass pass : kPasses) {
+      for (const std::int64_t rows : {1, 16, 33}) {
+        ops_->begin({pass, {}, {}, {}});
+        const There x(*ops_, normal(rows * shape.cols)), normed(*ops_, normal(rows * shape.cols));
+        const There y(*ops_, normal(rows * shape.rows)), work(*ops_, normal(rows * shape.rows));
+        const Projection one{w.there, y.get()}, other{w.there, work.get()};
+        ops_->norm_linear(x.get(), norm.get(), 1e-5f, rows, normed.get(), {&one, 1});
+        const float* host = ops_->norm_linear_to_host(x.get(), norm.get(), 1e-5f, rows, normed.get(), other);
+        ops_->finish();
+        EXPECT_TRUE(same_bits(host, y.back(rows * shape.rows).data(), index(rows * shape.rows)))
+            << name_of(DType::kBFloat16, shape, rows, pass);
+      }
+    }
+  }
+}
+
 TEST_F(CudaModelOps, EmbedTakesRowsOfTheTable) {
   for (const DType dtype : kWeightTypes) {
     for (Shape shape : {Shape{1, 1}, Shape{11, 37}, Shape{50, 320}}) {

@@ -101,6 +101,13 @@ class CudaModelOps final : public ModelOps {
     check(cudaDeviceGetAttribute(&queue_.multiprocessors, cudaDevAttrMultiProcessorCount, gpu), "attribute of the GPU");
     queue_.stream = static_cast<cudaStream_t>(device_.stream());
     queue_.overlaps = major >= 9;
+    const UseDevice use(gpu);
+    check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "stream");
+    check(cudaEventCreateWithFlags(&reached_, cudaEventDisableTiming), "event");
+  }
+  ~CudaModelOps() override {
+    cudaEventDestroy(reached_);
+    cudaStreamDestroy(copies_);
   }
 
   std::string_view name() const override { return name_; }
@@ -125,6 +132,11 @@ class CudaModelOps final : public ModelOps {
   void begin(const PassRows& rows) override;
   void norm_linear(const float* x, const float* norm, float eps, std::int64_t rows, float* normed,
                    std::span<const Projection> projections) override;
+  bool norm_linear_step(const float* x, const float* norm, float eps, std::int64_t rows,
+                        std::span<const Projection> qkv, const StepTarget& target) override;
+  const float* norm_linear_to_host(const float* x, const float* norm, float eps, std::int64_t rows, float* normed,
+                                   const Projection& one) override;
+  void finish() override { device_.finish(); }
   void feed_forward(const FeedForward& f, std::int64_t rows, float* x) override;
   void recorded(std::span<const std::int64_t> key, const PassRows& rows, const std::function<void()>& work) override;
   const float* angles() const override { return angles_.as<float>(); }
@@ -149,6 +161,11 @@ class CudaModelOps final : public ModelOps {
     return begun_ && std::equal(tokens.begin(), tokens.end(), tokens_.begin(), tokens_.end());
   }
   void send_tables(const PassRows& rows, bool put);
+  // What is put on `later` from now on comes after what is on `earlier`.
+  void order(cudaStream_t earlier, cudaStream_t later) {
+    check(cudaEventRecord(reached_, earlier), "event");
+    check(cudaStreamWaitEvent(later, reached_, 0), "event");
+  }
   void fill_angles(std::span<const std::int64_t> positions, std::span<const double> frequencies);
 
   RankDevice device_;  // for its stream and copies
@@ -157,7 +174,9 @@ class CudaModelOps final : public ModelOps {
   MatrixProduct product_;
   Pass pass_ = Pass::kDecode;
   PassTables tables_;
-  PinnedBuffer staging_;
+  PinnedBuffer staging_, results_;
+  cudaStream_t copies_ = nullptr;  // beside the work
+  cudaEvent_t reached_ = nullptr;
   bool begun_ = false, playing_ = false;
   std::vector<std::int32_t> tokens_;     // of the pass
   std::vector<std::int64_t> positions_;  // that angles_ are of
@@ -308,6 +327,57 @@ void CudaModelOps::norm_linear(const float* x, const float* norm, float eps, std
     maps.push_back({static_cast<const std::uint16_t*>(one.w.data), one.y, one.w.rows});
   }
   if (kernel == Kernel::kStream) stream_linear(maps, cols, normalised, rows, false, queue_);
+}
+
+bool CudaModelOps::norm_linear_step(const float* x, const float* norm, float eps, std::int64_t rows,
+                                    std::span<const Projection> qkv, const StepTarget& target) {
+  std::vector<StreamedMap> maps;
+  for (const Projection& one : qkv) {
+    if (kernel_of(one.w) != Kernel::kStream) return false;
+    maps.push_back({static_cast<const std::uint16_t*>(one.w.data), nullptr, one.w.rows});
+  }
+  if (!takes_step(target, rows)) return false;
+  const UseDevice use(gpu());
+  const std::int64_t cols = qkv.front().w.cols;
+  StepTarget turned = target;
+  turned.angles = angles();
+  stream_step(maps, cols, rows_for(Kernel::kStream, x, norm, eps, rows, cols), rows, turned, queue_);
+  return true;
+}
+
+// In pieces: a piece is copied while the next one is computed.
+const float* CudaModelOps::norm_linear_to_host(const float* x, const float* norm, float eps, std::int64_t rows,
+                                               float* normed, const Projection& one) {
+  constexpr std::int64_t kMostPieces = 4, kPieceBytes = 2 << 20;
+  const UseDevice use(gpu());
+  const std::int64_t outputs = one.w.rows, bytes = rows * outputs * static_cast<std::int64_t>(sizeof(float));
+  if (results_.bytes() < static_cast<std::size_t>(bytes)) {
+    finish();
+    results_.resize(static_cast<std::size_t>(bytes));
+    ++generation_;
+  }
+  auto* const host = reinterpret_cast<float*>(results_.data());
+  const std::int64_t pieces = std::clamp<std::int64_t>(bytes / kPieceBytes, 1, kMostPieces);
+  if (pieces == 1 || kernel_of(one.w) != Kernel::kStream) {
+    norm_linear(x, norm, eps, rows, normed, {&one, 1});
+    device_.copy_out(host, one.y, static_cast<std::size_t>(bytes));
+    return host;
+  }
+  const StreamedRows normalised = rows_for(Kernel::kStream, x, norm, eps, rows, one.w.cols);
+  const std::int64_t step = (outputs + pieces - 1) / pieces;
+  const auto pitch = static_cast<std::size_t>(outputs) * sizeof(float);
+  for (std::int64_t first = 0; first < outputs; first += step) {
+    const std::int64_t count = std::min(step, outputs - first);
+    const StreamedMap map{static_cast<const std::uint16_t*>(one.w.data) + first * one.w.cols, one.y + first, count,
+                          outputs};
+    stream_linear({&map, 1}, one.w.cols, normalised, rows, false, queue_);
+    order(queue_.stream, copies_);
+    check(cudaMemcpy2DAsync(host + first, pitch, one.y + first, pitch, static_cast<std::size_t>(count) * sizeof(float),
+                            static_cast<std::size_t>(rows), cudaMemcpyDeviceToHost, copies_),
+          "copy from the GPU");
+  }
+  order(copies_, queue_.stream);
+  return host;
 }
 
 void CudaModelOps::feed_forward(const FeedForward& f, std::int64_t rows, float* x) {

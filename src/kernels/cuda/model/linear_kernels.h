@@ -7,6 +7,7 @@
 #include <span>
 
 #include "kernels/cuda/model/model_kernels.h"
+#include "kernels/cuda/step_target.h"
 
 namespace treeattn::kernels::cuda {
 
@@ -15,11 +16,12 @@ namespace treeattn::kernels::cuda {
 inline constexpr std::int64_t kStreamedRows = 16;  // most rows of one launch
 inline constexpr int kStreamedMaps = 3;            // and most maps
 
-// y [rows, w.rows] = x w^T for each of the maps.
+// y [rows, w.rows] = x w^T for each of the maps; or some columns of a wider y.
 struct StreamedMap {
   const std::uint16_t* w = nullptr;
   float* y = nullptr;
-  std::int64_t rows = 0;  // of w
+  std::int64_t rows = 0;   // of w
+  std::int64_t pitch = 0;  // floats from one row of y to the next; 0: rows
 };
 
 // Rows of x: in bfloat16, or, where takes_floats says so, in float32, with a norm's weight or null, for the kernel to
@@ -38,6 +40,10 @@ bool can_stream(const WeightMatrix& w);
 // Maps of the same cols. add: y += that.
 void stream_linear(std::span<const StreamedMap> maps, std::int64_t cols, const StreamedRows& x, std::int64_t rows,
                    bool add, const Queue& queue);
+// q, k and v of a decode step, turned, and put where attention finds them; where takes_step says so.
+bool takes_step(const StepTarget& target, std::int64_t rows);
+void stream_step(std::span<const StreamedMap> qkv, std::int64_t cols, const StreamedRows& x, std::int64_t rows,
+                 const StepTarget& target, const Queue& queue);
 // y [rows, gate_rows] = swiglu(x gate^T, x up^T), in bfloat16.
 void stream_gated(const std::uint16_t* gate, const std::uint16_t* up, std::int64_t gate_rows, std::int64_t cols,
                   const StreamedRows& x, std::int64_t rows, std::uint16_t* y, const Queue& queue);

@@ -12,93 +12,17 @@
 // before the kernel that makes x is done.
 #include <algorithm>
 
-#include "base/half.h"
 #include "kernels/cuda/dependent_launch.cuh"
-#include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/model/linear_kernels.h"
-#include "kernels/cuda/model/norm.cuh"
-#include "kernels/cuda/model/swiglu.cuh"
+#include "kernels/cuda/model/stream_rows.cuh"
 
 namespace treeattn::kernels::cuda {
 namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
+static_assert(kThreads == kNormThreads);
 constexpr int kGroup = 128;  // columns a warp takes at a time
 constexpr int kStep = 32;    // columns of one load of a thread's row: two products
-
-struct StreamTask {
-  StreamedMap maps[kStreamedMaps];
-  int first_tile[kStreamedMaps + 1] = {};  // of each map, then of none
-  const std::uint16_t* up = nullptr;       // not null: gated, and map 0 is the gates
-  std::uint16_t* activated = nullptr;      // where that goes
-  StreamedRows x;
-  int tiles = 0;
-  int cols = 0;
-  int rows = 0;  // of x
-  bool add = false;
-};
-
-__device__ int map_of(const StreamTask& t, int tile) {
-  int map = 0;
-  while (map + 1 < kStreamedMaps && tile >= t.first_tile[map + 1]) ++map;
-  return map;
-}
-
-// ---- x in float32
-
-constexpr int kMostVectors = 4;  // of four columns, that a thread has of a row
-constexpr int kMostCols = kMostVectors * 4 * kThreads;
-constexpr int kMostFloatBytes = 36 << 10;  // of shared memory, once they are rounded
-
-// Rows in shared memory lie so far apart, in elements, that two of them begin in different banks.
-__host__ __device__ inline int row_pitch(int cols) { return cols + kStep; }
-
-// A norm's weights of this thread; they are read before x is there.
-struct NormPart {
-  float4 weight[kMostVectors];
-
-  __device__ explicit NormPart(const StreamTask& t) {
-#pragma unroll
-    for (int j = 0; j < kMostVectors; ++j) {
-      const int i = 4 * (static_cast<int>(threadIdx.x) + j * kThreads);
-      weight[j] = t.x.norm != nullptr && i < t.cols ? *reinterpret_cast<const float4*>(t.x.norm + i) : float4{};
-    }
-  }
-};
-
-// Normalises and rounds the rows of x into shared memory; the sums and products of norm.cuh and norm_kernel. Called by
-// all threads of the block.
-__device__ void round_rows(const StreamTask& t, const NormPart& norm, std::uint16_t* to, float* scratch) {
-  static_assert(kThreads == kNormThreads);
-  for (int row = 0; row < t.rows; ++row, to += row_pitch(t.cols)) {
-    const float* from = t.x.floats + static_cast<std::int64_t>(row) * t.cols;
-    float4 x[kMostVectors];
-    float squares = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kMostVectors; ++j) {
-      const int i = 4 * (static_cast<int>(threadIdx.x) + j * kThreads);
-      x[j] = i < t.cols ? *reinterpret_cast<const float4*>(from + i) : float4{};
-    }
-    if (t.x.norm != nullptr) {
-#pragma unroll
-      for (int j = 0; j < kMostVectors; ++j) squares = add_squares(x[j], squares);
-      const float by = inverse_size(squares, t.cols, t.x.eps, scratch);
-#pragma unroll
-      for (int j = 0; j < kMostVectors; ++j) {
-        const float4 weight = norm.weight[j];
-        x[j] = {x[j].x * by * weight.x, x[j].y * by * weight.y, x[j].z * by * weight.z, x[j].w * by * weight.w};
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kMostVectors; ++j) {
-      const int i = 4 * (static_cast<int>(threadIdx.x) + j * kThreads);
-      if (i >= t.cols) continue;
-      *reinterpret_cast<uint2*>(to + i) = {pack<__nv_bfloat16>(x[j].x, x[j].y), pack<__nv_bfloat16>(x[j].z, x[j].w)};
-    }
-  }
-  __syncthreads();
-}
 
 // ---- what is on its way
 
@@ -163,18 +87,16 @@ class Copies {
 
  private:
   __device__ void find_rows() {
-    const bool gated = t.up != nullptr;
-    const int map = tile < t.tiles ? map_of(t, tile) : 0;
-    const int rows = tile < t.tiles ? static_cast<int>(t.maps[map].rows) : 0;
-    const std::uint16_t* const w = t.maps[map].w;
-    const int base = (tile - t.first_tile[map]) * (gated ? 8 : 16) * kTiles + lane / 4;
+    if (tile >= t.tiles) return;
+    const TileRows<8 * kTiles> rows(t, tile);
+    const WeightRows &lows = t.weights[rows.map], &highs = t.weights[rows.high_source];
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
-      const int low_row = base + m * (gated ? 8 : 16), high_row = gated ? low_row : low_row + 8;
-      has_low[m] = low_row < rows;
-      has_high[m] = high_row < rows;
-      low[m] = w + static_cast<std::int64_t>(has_low[m] ? low_row : 0) * t.cols;
-      high[m] = (gated ? t.up : w) + static_cast<std::int64_t>(has_high[m] ? high_row : 0) * t.cols;
+      const int low_row = rows.low + m * 8 + lane / 4, high_row = rows.high + m * 8 + lane / 4;
+      has_low[m] = low_row < lows.rows;
+      has_high[m] = high_row < highs.rows;
+      low[m] = lows.matrix + static_cast<std::int64_t>(has_low[m] ? low_row : 0) * t.cols;
+      high[m] = highs.matrix + static_cast<std::int64_t>(has_high[m] ? high_row : 0) * t.cols;
     }
   }
 
@@ -200,31 +122,6 @@ __device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: 
 template <int kLeft>
 __device__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-
-// The sums of a tile, of one thread of each warp: rows g and g + 8 of tile m, rows 2t and 2t + 1 of x from 8n on.
-template <int kTiles>
-__device__ void store_sums(const StreamTask& t, int tile, int m, int n, int lane, const float (&sum)[4]) {
-  const int map = map_of(t, tile);
-  const StreamedMap& to = t.maps[map];
-  const bool gated = t.up != nullptr;
-  const int row = ((tile - t.first_tile[map]) * kTiles + m) * (gated ? 8 : 16) + lane / 4;
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const int x_row = n * 8 + lane % 4 * 2 + j;
-    if (x_row >= t.rows) continue;
-    if (gated) {
-      if (row >= to.rows) continue;
-      t.activated[x_row * to.rows + row] = base::float_to_bfloat16(swiglu(sum[j], sum[2 + j]));
-      continue;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (row + 8 * half >= to.rows) continue;
-      float* y = to.y + x_row * to.rows + row + 8 * half;
-      *y = t.add ? *y + sum[2 * half + j] : sum[2 * half + j];
-    }
-  }
 }
 
 // kColumns: n8 tiles of rows of x; kStages: groups on their way; kRounds: x is in float32, and lies in shared memory
@@ -267,6 +164,8 @@ __global__ void __launch_bounds__(kThreads) stream_kernel(const __grid_constant_
   const std::uint32_t x_address = kRounds ? shared_address(rounded) : 0;
   int buffer = 0, stage = 0;
   for (int tile = static_cast<int>(blockIdx.x); tile < t.tiles; tile += static_cast<int>(gridDim.x), buffer ^= 1) {
+    TileSums<8 * kTiles> result(t, tile, number / kColumns, number % kColumns, lane);
+    if (number < kTiles * kColumns) result.load();
     float sum[kTiles][kColumns][4] = {};
     for (int turn = 0; turn < turns; ++turn) {
       const std::uint32_t slot = ring + stage * slot_bytes;
@@ -324,7 +223,7 @@ __global__ void __launch_bounds__(kThreads) stream_kernel(const __grid_constant_
         all[2] += part.z;
         all[3] += part.w;
       }
-      store_sums<kTiles>(t, tile, number / kColumns, number % kColumns, lane, all);
+      result.store(all);
     }
   }
 }
@@ -358,16 +257,20 @@ struct Shape {
   }
 };
 
+// up: not null where map 0 is gates.
 template <class Chosen>
-void start_shape(StreamTask& task, std::span<const StreamedMap> maps, const Queue& queue) {
-  const std::int64_t tile_rows = task.up != nullptr ? Chosen::kTileRows / 2 : Chosen::kTileRows;
+void start_shape(StreamTask& task, std::span<const StreamedMap> maps, const std::uint16_t* up, const Queue& queue) {
+  const std::int64_t tile_rows = up != nullptr ? Chosen::kTileRows / 2 : Chosen::kTileRows;
   for (std::size_t i = 0; i < kStreamedMaps; ++i) {
     task.first_tile[i] = task.tiles;
     if (i >= maps.size()) continue;
     task.maps[i] = maps[i];
+    if (task.maps[i].pitch == 0) task.maps[i].pitch = maps[i].rows;
+    task.weights[i] = {maps[i].w, static_cast<int>(maps[i].rows)};
     task.tiles += static_cast<int>((maps[i].rows + tile_rows - 1) / tile_rows);
   }
   task.first_tile[kStreamedMaps] = task.tiles;
+  if (up != nullptr) task.weights[1] = {up, static_cast<int>(maps[0].rows)};
   // As much as the GPU gives, and not what this call needs: another thread may be about to start the same kernel.
   check(
       cudaFuncSetAttribute(reinterpret_cast<const void*>(Chosen::kKernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -380,35 +283,46 @@ void start_shape(StreamTask& task, std::span<const StreamedMap> maps, const Queu
 }
 
 template <class First, class Second>
-void start_first(StreamTask& task, std::span<const StreamedMap> maps, const Queue& queue) {
+void start_first(StreamTask& task, std::span<const StreamedMap> maps, const std::uint16_t* up, const Queue& queue) {
   if (First::fits(task)) {
-    start_shape<First>(task, maps, queue);
+    start_shape<First>(task, maps, up, queue);
   } else {
-    start_shape<Second>(task, maps, queue);
+    start_shape<Second>(task, maps, up, queue);
   }
 }
 
-void start(StreamTask task, std::span<const StreamedMap> maps, const Queue& queue) {
+constexpr int kManyTiles = 2;  // with more than 8 rows: x is as long as the weights then
+
+void start(StreamTask task, std::span<const StreamedMap> maps, const std::uint16_t* up, const Queue& queue) {
   // The first that this GPU has the shared memory for; the bits are the same.
   if (task.x.floats != nullptr) {
-    start_first<Shape<1, 1, 3, true>, Shape<1, 1, 1, true>>(task, maps, queue);
+    start_first<Shape<1, 1, 3, true>, Shape<1, 1, 1, true>>(task, maps, up, queue);
   } else if (task.rows <= 8) {
-    start_first<Shape<1, 1, 3, false>, Shape<1, 1, 1, false>>(task, maps, queue);
+    start_first<Shape<1, 1, 3, false>, Shape<1, 1, 1, false>>(task, maps, up, queue);
   } else {
-    start_first<Shape<2, 2, 2, false>, Shape<1, 2, 1, false>>(task, maps, queue);
+    start_first<Shape<kManyTiles, 2, 2, false>, Shape<1, 2, 1, false>>(task, maps, up, queue);
   }
 }
 
-StreamedRows after(StreamedRows x, std::int64_t rows, std::int64_t cols) {
-  if (x.rounded != nullptr) x.rounded += rows * cols;
-  if (x.floats != nullptr) x.floats += rows * cols;
-  return x;
+// Of the rows of x from `first` on.
+StreamTask task_of(StreamedRows x, std::int64_t first, std::int64_t rows, std::int64_t cols) {
+  if (x.rounded != nullptr) x.rounded += first * cols;
+  if (x.floats != nullptr) x.floats += first * cols;
+  StreamTask task;
+  task.x = x;
+  task.cols = static_cast<int>(cols);
+  task.rows = static_cast<int>(std::min(kStreamedRows, rows - first));
+  return task;
 }
 
 }  // namespace
 
 bool takes_floats(std::int64_t rows, std::int64_t cols) {
   return rows <= 8 && cols <= kMostCols && rows * row_pitch(static_cast<int>(cols)) * 2 <= kMostFloatBytes;
+}
+
+bool takes_step(const StepTarget& target, std::int64_t rows) {
+  return target.k.dim / 2 % (8 * (rows <= 8 ? 1 : kManyTiles)) == 0;  // a tile has pairs of one head
 }
 
 bool can_stream(const WeightMatrix& w) {
@@ -424,28 +338,32 @@ void stream_linear(std::span<const StreamedMap> maps, std::int64_t cols, const S
     StreamedMap shifted[kStreamedMaps];
     for (std::size_t i = 0; i < maps.size(); ++i) {
       shifted[i] = maps[i];
-      shifted[i].y += first * maps[i].rows;
+      shifted[i].y += first * (maps[i].pitch == 0 ? maps[i].rows : maps[i].pitch);
     }
-    StreamTask task;
-    task.x = after(x, first, cols);
-    task.cols = static_cast<int>(cols);
-    task.rows = static_cast<int>(std::min(kStreamedRows, rows - first));
+    StreamTask task = task_of(x, first, rows, cols);
     task.add = add;
-    start(task, std::span(shifted, maps.size()), queue);
+    start(task, std::span(shifted, maps.size()), nullptr, queue);
+  }
+}
+
+void stream_step(std::span<const StreamedMap> qkv, std::int64_t cols, const StreamedRows& x, std::int64_t rows,
+                 const StepTarget& target, const Queue& queue) {
+  for (std::int64_t first = 0; first < rows; first += kStreamedRows) {
+    StreamTask task = task_of(x, first, rows, cols);
+    task.step = target;
+    task.half = target.k.dim / 2;
+    task.first_row = static_cast<int>(first);
+    start(task, qkv, nullptr, queue);
   }
 }
 
 void stream_gated(const std::uint16_t* gate, const std::uint16_t* up, std::int64_t gate_rows, std::int64_t cols,
                   const StreamedRows& x, std::int64_t rows, std::uint16_t* y, const Queue& queue) {
   for (std::int64_t first = 0; gate_rows > 0 && first < rows; first += kStreamedRows) {
-    StreamTask task;
-    task.up = up;
+    StreamTask task = task_of(x, first, rows, cols);
     task.activated = y + first * gate_rows;
-    task.x = after(x, first, cols);
-    task.cols = static_cast<int>(cols);
-    task.rows = static_cast<int>(std::min(kStreamedRows, rows - first));
     const StreamedMap gates{gate, nullptr, gate_rows};
-    start(task, {&gates, 1}, queue);
+    start(task, {&gates, 1}, up, queue);
   }
 }
 

@@ -218,13 +218,28 @@ void RankDevice::send_step(void* stream) {
   impl_->steps->send_step(as_stream(stream));
 }
 
-void RankDevice::step(const KvView& k, const KvView& v, const StepRows& rows, float* out, void* stream) {
+StepTarget RankDevice::step_target(const KvView& k, const KvView& v) const {
+  const AttentionParams& p = impl_->steps->step_params();
+  StepTarget target;
+  target.k = p.k;
+  target.v = p.v;
+  target.k.data = static_cast<const std::byte*>(k.data);
+  target.v.data = static_cast<const std::byte*>(v.data);
+  target.lengths = p.lengths;
+  target.turned_q = const_cast<std::byte*>(p.q);
+  target.rows = static_cast<int>(p.rows / p.heads);
+  target.heads = p.heads;
+  target.kv_heads = p.kv_heads;
+  return target;
+}
+
+void RankDevice::store_step(const StepTarget& target, const StepRows& rows, void* stream) {
   const UseDevice use(impl_->gpu);
-  AttentionParams p = impl_->steps->step_params();
-  p.k.data = static_cast<const std::byte*>(k.data);
-  p.v.data = static_cast<const std::byte*>(v.data);
-  const cuda::StepRows task{rows.q, rows.k, rows.v, rows.angles, const_cast<std::byte*>(p.q)};
-  store_step(p, task, impl_->overlaps, as_stream(stream));
+  cuda::store_step(target, {rows.q, rows.k, rows.v}, impl_->overlaps, as_stream(stream));
+}
+
+void RankDevice::attend_step(const KvView& k, const KvView& v, float* out, void* stream) {
+  const UseDevice use(impl_->gpu);
   impl_->steps->step(k, v, out, impl_->overlaps, as_stream(stream));
 }
 

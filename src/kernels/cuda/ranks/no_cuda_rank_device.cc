@@ -35,7 +35,9 @@ void RankDevice::attend_on_device(const Problem&, float*) {}
 void* RankDevice::step_queries(std::size_t) { return nullptr; }
 std::vector<std::int64_t> RankDevice::prepare_step(const Problem&, void*) { return {}; }
 void RankDevice::send_step(void*) {}
-void RankDevice::step(const KvView&, const KvView&, const StepRows&, float*, void*) {}
+StepTarget RankDevice::step_target(const KvView&, const KvView&) const { return {}; }
+void RankDevice::store_step(const StepTarget&, const StepRows&, void*) {}
+void RankDevice::attend_step(const KvView&, const KvView&, float*, void*) {}
 std::string_view RankDevice::kernel() const { return {}; }
 double RankDevice::read_bandwidth(std::size_t) { return 0; }
 double RankDevice::product_rate(std::int64_t) { return 0; }

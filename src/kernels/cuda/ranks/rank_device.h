@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/cuda/step_target.h"
 #include "kernels/problem.h"
 #include "treeattn/views.h"
 
@@ -99,17 +100,19 @@ class RankDevice {
   // is all that the rest depends on beside the content of memory: so the rest may be recorded and repeated. The
   // caller's stream must be done with the last step when the next is prepared.
   struct StepRows {
-    const float* q = nullptr;       // [rows, heads, dim], not yet turned
-    const float* k = nullptr;       // [rows, kv_heads, dim], the same
-    const float* v = nullptr;       // the same shape
-    const float* angles = nullptr;  // [rows, 2, dim / 2] cosines, then sines
+    const float* q = nullptr;  // [rows, heads, dim], not yet turned
+    const float* k = nullptr;  // [rows, kv_heads, dim], the same
+    const float* v = nullptr;  // the same shape
   };
   void* step_queries(std::size_t bytes);
   std::vector<std::int64_t> prepare_step(const Problem& problem, void* stream);
   void send_step(void* stream);
-  // Turns q and k, stores k and v as the last token of every sequence, and attends. K and V of float32, float16 or
-  // bfloat16, with one head dim.
-  void step(const KvView& k, const KvView& v, const StepRows& rows, float* out, void* stream);
+  // Where q, k and v of a layer go, but for the angles. K and V of float32, float16 or bfloat16, with one head dim.
+  StepTarget step_target(const KvView& k, const KvView& v) const;
+  // Turns q and k, stores them, and v, there.
+  void store_step(const StepTarget& target, const StepRows& rows, void* stream);
+  // Attends to what is there.
+  void attend_step(const KvView& k, const KvView& v, float* out, void* stream);
 
   // The kernel that the last of these calls used, as CudaPlan::kernel() names it; empty before.
   std::string_view kernel() const;
