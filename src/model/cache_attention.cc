@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "base/half.h"
+
 namespace treeattn::model {
 namespace {
 
@@ -29,7 +31,7 @@ CacheAttention::CacheAttention(KvCache& cache, std::int64_t heads, const Paralle
 DType CacheAttention::query_type() const {
   const DType type = cache_.config().k_type;
   const bool narrow = type == DType::kFloat16 || type == DType::kBFloat16;
-  return device() != nullptr && narrow ? type : DType::kFloat32;
+  return narrow ? type : DType::kFloat32;
 }
 
 const void* CacheAttention::queries_on_gpu(const float* q, std::int64_t rows) {
@@ -49,11 +51,19 @@ const void* CacheAttention::queries_on_gpu(const float* q, std::int64_t rows) {
 }
 
 const void* CacheAttention::queries_on_host(const float* q, std::int64_t rows) {
-  const auto bytes = static_cast<std::size_t>(rows * heads_ * cache_.config().k_dim) * dtype_size(query_type());
-  if (query_type() == DType::kFloat32) return to_host(ops_, q, bytes, q_);
-  const void* rounded = queries_on_gpu(q, rows);
-  device()->hold_up(ops_.stream());
-  return to_host(ops_, rounded, bytes, q_);
+  const DType type = query_type();
+  const auto count = static_cast<std::size_t>(rows * heads_ * cache_.config().k_dim);
+  if (type == DType::kFloat32) return to_host(ops_, q, count * sizeof(float), q_);
+  if (device() != nullptr) {
+    const void* rounded = queries_on_gpu(q, rows);
+    device()->hold_up(ops_.stream());
+    return to_host(ops_, rounded, count * dtype_size(type), q_);
+  }
+  const float* from = to_host(ops_, q, count * sizeof(float), q_);
+  if (narrow_q_.bytes() < count * dtype_size(type)) narrow_q_ = base::Buffer(count * dtype_size(type));
+  std::byte* to = narrow_q_.as<std::byte>();
+  for (std::size_t i = 0; i < count; ++i) base::store_from_float(to + i * dtype_size(type), from[i], type);
+  return to;
 }
 
 float* CacheAttention::host_out(std::int64_t rows) {

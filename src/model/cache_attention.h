@@ -3,8 +3,8 @@
 // knows where the cache is: in host memory, or on the GPU that the activations are on. There, on one rank, nothing goes
 // by way of the host; on several, queries and results do.
 //
-// On a GPU queries are rounded to the type of the cache where that is float16 or bfloat16: tensor cores want both
-// factors of one type.
+// Queries are rounded to the type of the cache where that is float16 or bfloat16: the matrix instructions of CPUs and
+// GPUs want both factors of one type, and a float32 query would cost them three times the work.
 #pragma once
 
 #include <cstdint>
@@ -81,7 +81,7 @@ class CacheAttention {
   ParallelAttention attention_;
   ParallelAttention again_;  // by merge: the bits of the ring and of all strategies that promise any
   AttentionOptions options_;
-  base::Buffer q_, k_, v_, out_;
+  base::Buffer q_, narrow_q_, k_, v_, out_;
   OpsArray rounded_q_;
   std::int64_t rounded_floats_ = 0;
 };

@@ -77,8 +77,8 @@ LeafWorker::LeafWorker(const CpuTarget& target, const Problem& problem, std::int
     shrink_ = carver.take<float>(max_rows);
     slopes_ = carver.take<float>(max_rows);
     distance_ = carver.take<float>(head_rows);
-    k_scales_ = carver.take<float>(kTileTokens);
-    v_scales_ = carver.take<float>(kTileTokens);
+    k_scales_ = carver.take<float>(max_heads * kTileTokens);
+    v_scales_ = carver.take<float>(max_heads * kTileTokens);
     promoted_ = carver.take<float>(promote_ ? kTileTokens * std::max(k_dim, v_dim) : 0);
     begin_ = carver.take<std::int32_t>(head_rows);
     end_ = carver.take<std::int32_t>(head_rows);
@@ -87,8 +87,8 @@ LeafWorker::LeafWorker(const CpuTarget& target, const Problem& problem, std::int
   scratch_ = base::Buffer(carve(Carver(nullptr)));
   carve(Carver(scratch_.as<std::byte>()));
   // Vectors may run past a short tile's tokens; what they read there is masked, but it must be a number.
-  std::fill(k_scales_, k_scales_ + kTileTokens, 0.0f);
-  std::fill(v_scales_, v_scales_ + kTileTokens, 0.0f);
+  std::fill(k_scales_, k_scales_ + max_heads * kTileTokens, 0.0f);
+  std::fill(v_scales_, v_scales_ + max_heads * kTileTokens, 0.0f);
   std::fill(logits_, logits_ + max_rows * kTileTokens, 0.0f);
 }
 
@@ -120,14 +120,15 @@ void LeafWorker::leaf(int leaf, float* states) {
   std::fill(l_, l_ + rows, 0.0f);
   std::fill(o_, o_ + rows * sum_floats_, 0.0f);
 
-  Tile tile;
+  // A tile is folded when the next one is known.
+  Tile tiles[2];
+  Tile *now = &tiles[0], *next = &tiles[1];
   for_each_tile(leaf, [&](const KeyRange& chunk, const KeyRange& keys) {
-    load_tile(chunk, keys, tile);
-    score_keys(tile);
-    mask_rows(tile);
-    for (std::int64_t h = 0; h < unit_.heads; ++h) weigh(tile, h);
-    sum_values(tile);
+    load_tile(chunk, keys, *next);
+    if (now->tokens > 0) fold_tile(*now, next);
+    std::swap(now, next);
   });
+  if (now->tokens > 0) fold_tile(*now, nullptr);
 
   const std::int64_t row_floats = static_cast<std::int64_t>(state_floats(v_dim));
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -196,6 +197,19 @@ void LeafWorker::load_tile(const KeyRange& chunk, const KeyRange& keys, Tile& ti
   }
 }
 
+void LeafWorker::fold_tile(Tile& tile, const Tile* next) {
+  score_keys(tile);
+  mask_rows(tile);
+  weigh(tile);
+  sum_values(tile, next);
+}
+
+// What is fetched ahead, and when: the first half of the values while their keys are scored, the second half and the
+// next tile's keys while values are summed, which takes about twice as long.
+Ahead LeafWorker::ahead_of(const KvView& view, const std::byte* const* rows, int rows_per_four) const {
+  return {rows, rows_of(view, rows).head_bytes, rows_per_four};
+}
+
 void LeafWorker::score_keys(const Tile& tile) {
   DotArgs args;
   args.q = q_packed_;
@@ -206,12 +220,13 @@ void LeafWorker::score_keys(const Tile& tile) {
   args.tokens = tile.tokens;
   args.k = rows_of(problem_.k, tile.k);
   args.logits = logits_;
+  if (tile.tokens == kTileTokens) args.ahead = ahead_of(problem_.v, tile.v, 2);
   const std::byte* promoted[kTileTokens];
   if (promote_) args.k = promote(problem_.k, args.k, args.tokens, promoted);
   k_ops_.dot(args);
 }
 
-void LeafWorker::sum_values(const Tile& tile) {
+void LeafWorker::sum_values(const Tile& tile, const Tile* next) {
   AccumulateArgs args;
   args.weights = logits_;
   args.shrink = shrink_;
@@ -221,6 +236,10 @@ void LeafWorker::sum_values(const Tile& tile) {
   args.tokens = tile.tokens;
   args.v = rows_of(problem_.v, tile.v);
   args.o = o_;
+  if (tile.tokens == kTileTokens) args.ahead[0] = ahead_of(problem_.v, tile.v + kTileTokens / 2, 2);
+  if (tile.tokens == kTileTokens && next && next->tokens == kTileTokens) {
+    args.ahead[1] = ahead_of(problem_.k, next->k, 4);
+  }
   const std::byte* promoted[kTileTokens];
   if (promote_) args.v = promote(problem_.v, args.v, args.tokens, promoted);
   if (tile.any_hidden) {
@@ -263,31 +282,34 @@ void LeafWorker::mask_rows(const Tile& tile) {
   }
 }
 
-// The logits of one head become weights.
-void LeafWorker::weigh(Tile& tile, std::int64_t h) {
+// The logits become weights.
+void LeafWorker::weigh(Tile& tile) {
   SoftmaxArgs softmax;
-  softmax.logits = logits_ + h * rows_ * kTileTokens;
+  softmax.logits = logits_;
+  softmax.heads = to_int(unit_.heads);
   softmax.rows = rows_;
   softmax.tokens = tile.tokens;
   softmax.factor = problem_.softcap > 0 ? problem_.scale / problem_.softcap : problem_.scale * kLog2E;
   softmax.cap_log2 = problem_.softcap * kLog2E;
   const auto gather = [&](const float* const* from, std::int64_t stride, float* to) {
-    for (int t = 0; t < tile.tokens; ++t) to[t] = from[t][h * stride];
+    for (int t = 0; t < tile.tokens; ++t) {
+      for (std::int64_t h = 0; h < unit_.heads; ++h) to[h * kTileTokens + t] = from[t][h * stride];
+    }
     return to;
   };
   if (problem_.k.scales) softmax.key_scales = gather(tile.k_scale, problem_.k.scale_head_stride, k_scales_);
   if (problem_.v.scales) softmax.value_scales = gather(tile.v_scale, problem_.v.scale_head_stride, v_scales_);
   if (!problem_.alibi_slopes.empty()) {
-    softmax.slopes_log2 = slopes_ + h * rows_;
+    softmax.slopes_log2 = slopes_;
     softmax.distance = distance_;
   }
   if (masked_) {
     softmax.begin = begin_;
     softmax.end = end_;
   }
-  softmax.m_log2 = m_log2_ + h * rows_;
-  softmax.l = l_ + h * rows_;
-  softmax.shrink = shrink_ + h * rows_;
+  softmax.m_log2 = m_log2_;
+  softmax.l = l_;
+  softmax.shrink = shrink_;
   softmax.any_hidden = &tile.any_hidden;
   target_.softmax(softmax);
 }
@@ -317,6 +339,7 @@ void LeafWorker::accumulate_visible(const AccumulateArgs& args) {
     for (int t = 0; t < args.tokens; ++t) rows[t] = args.v.rows[t] + i / args.rows * args.v.head_bytes;
     float shrink = args.shrink[i];
     AccumulateArgs run = args;
+    for (Ahead& ahead : run.ahead) ahead = {};
     run.heads = 1;
     run.rows = 1;
     run.shrink = &shrink;

@@ -33,11 +33,13 @@ class LeafWorker {
   template <class Body>
   void for_each_tile(int leaf, const Body& body) const;
   void load_tile(const KeyRange& chunk, const KeyRange& keys, Tile& tile) const;
+  void fold_tile(Tile& tile, const Tile* next);
   void score_keys(const Tile& tile);
-  void sum_values(const Tile& tile);
+  void sum_values(const Tile& tile, const Tile* next);
+  Ahead ahead_of(const KvView& view, const std::byte* const* rows, int rows_per_four) const;
   TileRows rows_of(const KvView& view, const std::byte* const* rows) const;
   TileRows promote(const KvView& view, const TileRows& from, int tokens, const std::byte** table);
-  void weigh(Tile& tile, std::int64_t head);
+  void weigh(Tile& tile);
   void mask_rows(const Tile& tile);
   void accumulate_visible(const AccumulateArgs& args);
   bool sums_finite(const float* states, std::int64_t rows) const;
@@ -66,8 +68,8 @@ class LeafWorker {
   float* shrink_ = nullptr;        // [rows]
   float* slopes_ = nullptr;        // [rows] log2 units
   float* distance_ = nullptr;      // [rows per head]
-  float* k_scales_ = nullptr;      // [kTileTokens]
-  float* v_scales_ = nullptr;      // [kTileTokens]
+  float* k_scales_ = nullptr;      // [heads, kTileTokens]
+  float* v_scales_ = nullptr;      // [heads, kTileTokens]
   float* promoted_ = nullptr;      // [kTileTokens, head_dim or v_dim]
   std::int32_t* begin_ = nullptr;  // [rows per head]
   std::int32_t* end_ = nullptr;    // [rows per head]

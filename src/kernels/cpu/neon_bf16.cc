@@ -16,9 +16,11 @@ namespace treeattn::kernels {
 namespace {
 
 using neon::kTokens;
+using neon::SoonByKeys;
+using neon::SoonByValues;
 
 // Packed queries: a header word with the limb count, then for every pair of limb rows and every 4 dims the 2x4 block
-// that BFMMLA takes: [pair][dim / 4][row of the pair][4].
+// that BFMMLA takes: [pair][dim / 4][row of the pair][4]. A single limb row without a partner lies as it is.
 struct PackedHeader {
   int limbs;
   int pairs;
@@ -66,7 +68,9 @@ void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed
           }
           bits = bf16_bits(x);
         }
-        out[((pair * (dim / 4) + d / 4) * 2 + half) * 4 + d % 4] = bits;
+        const bool single = header->limbs == 1 && pair == rows / 2;  // no partner: see dot_single
+        if (single && half == 1) continue;
+        out[single ? 2 * pair * dim + d : ((pair * (dim / 4) + d / 4) * 2 + half) * 4 + d % 4] = bits;
       }
     }
   }
@@ -85,7 +89,8 @@ bfloat16x8_t zip2_64(bfloat16x8_t a, bfloat16x8_t b) {
 
 // P pairs of limb rows against 8 tokens: 4 token pairs, each 2x2 results per pair of rows.
 template <int P>
-void dot_pairs(const std::uint16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, float* sums) {
+void dot_pairs(const std::uint16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset,
+               const SoonByKeys& soon, float* sums) {
   float32x4_t acc[P][4];
   TREEATTN_UNROLL
   for (int p = 0; p < P; ++p) {
@@ -96,6 +101,7 @@ void dot_pairs(const std::uint16_t* q, int dim, const std::byte* const* k, std::
   TREEATTN_UNROLL
   for (int t = 0; t < 8; ++t) row[t] = k[t] + offset;
   for (int d = 0; d < dim; d += 8) {
+    soon.fetch(2 * d);
     bfloat16x8_t low[4], high[4];
     TREEATTN_UNROLL
     for (int t = 0; t < 4; ++t) {
@@ -129,41 +135,53 @@ void dot_pairs(const std::uint16_t* q, int dim, const std::byte* const* k, std::
   }
 }
 
-// One row against 8 tokens by BFDOT: no partner row, so the pairing of BFMMLA would waste half of it.
-void dot_single(const std::uint16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, float* sums) {
-  float32x4_t acc[8];
-  const std::byte* row[8];
+// One row, packed as it is, against tokens [first, first + 4) of a block by BFDOT: no partner row, so the pairing of
+// BFMMLA would waste half of it. Four tokens at a time are four streams, which memory likes better than eight; each has
+// two sums, as four chains cannot keep the pipes busy.
+void dot_single(const std::uint16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, int first,
+                const SoonByKeys& soon, float* sums) {
+  constexpr int T = 4;
+  float32x4_t acc[T][2];
+  const std::byte* row[T];
   TREEATTN_UNROLL
-  for (int t = 0; t < 8; ++t) {
-    acc[t] = vdupq_n_f32(0.0f);
-    row[t] = k[t] + offset;
+  for (int t = 0; t < T; ++t) {
+    acc[t][0] = acc[t][1] = vdupq_n_f32(0.0f);
+    row[t] = k[first + t] + offset;
   }
-  for (int d = 0; d < dim; d += 8) {
-    // The packed pair interleaves two rows in runs of 4; the second one is empty here.
-    const bfloat16x8_t x = zip1_64(load8(reinterpret_cast<const std::byte*>(q + 2 * d)),
-                                   load8(reinterpret_cast<const std::byte*>(q + 2 * d + 8)));
+  const std::byte* x = reinterpret_cast<const std::byte*>(q);
+  int d = 0;
+  for (; d + 16 <= dim; d += 16) {
+    soon.fetch(first / T * dim + d);
+    const bfloat16x8_t x0 = load8(x + 2 * d), x1 = load8(x + 2 * d + 16);
     TREEATTN_UNROLL
-    for (int t = 0; t < 8; ++t) acc[t] = vbfdotq_f32(acc[t], x, load8(row[t] + 2 * d));
+    for (int t = 0; t < T; ++t) {
+      acc[t][0] = vbfdotq_f32(acc[t][0], x0, load8(row[t] + 2 * d));
+      acc[t][1] = vbfdotq_f32(acc[t][1], x1, load8(row[t] + 2 * d + 16));
+    }
   }
-  TREEATTN_UNROLL
-  for (int t = 0; t < 8; t += 4) {
-    const float32x4_t a = vpaddq_f32(acc[t], acc[t + 1]), b = vpaddq_f32(acc[t + 2], acc[t + 3]);
-    vst1q_f32(sums + t, vpaddq_f32(a, b));
+  if (d < dim) {
+    TREEATTN_UNROLL
+    for (int t = 0; t < T; ++t) acc[t][0] = vbfdotq_f32(acc[t][0], load8(x + 2 * d), load8(row[t] + 2 * d));
   }
+  const auto sum = [&](int t) { return vaddq_f32(acc[t][0], acc[t][1]); };
+  vst1q_f32(sums + first, vpaddq_f32(vpaddq_f32(sum(0), sum(1)), vpaddq_f32(sum(2), sum(3))));
 }
 
 // All limb rows of one head against 8 tokens. logits row stride kTileTokens.
 void dot_head(const PackedHeader* header, int rows, int dim, const std::byte* const* k, std::ptrdiff_t offset,
-              float* logits) {
+              const SoonByKeys& soon, float* logits) {
   const std::uint16_t* q = reinterpret_cast<const std::uint16_t*>(header + 1);
   const auto pair = [&](int p) { return q + p * dim * 2; };
   if (header->limbs == 1) {
     const int whole = rows / 2;
     int p = 0;
-    for (; p + 4 <= whole; p += 4) dot_pairs<4>(pair(p), dim, k, offset, logits + 2 * p * kTileTokens);
-    for (; p + 2 <= whole; p += 2) dot_pairs<2>(pair(p), dim, k, offset, logits + 2 * p * kTileTokens);
-    for (; p < whole; ++p) dot_pairs<1>(pair(p), dim, k, offset, logits + 2 * p * kTileTokens);
-    if (p < header->pairs) dot_single(pair(p), dim, k, offset, logits + 2 * p * kTileTokens);
+    for (; p + 4 <= whole; p += 4) dot_pairs<4>(pair(p), dim, k, offset, soon, logits + 2 * p * kTileTokens);
+    for (; p + 2 <= whole; p += 2) dot_pairs<2>(pair(p), dim, k, offset, soon, logits + 2 * p * kTileTokens);
+    for (; p < whole; ++p) dot_pairs<1>(pair(p), dim, k, offset, soon, logits + 2 * p * kTileTokens);
+    if (p < header->pairs) {
+      dot_single(pair(p), dim, k, offset, 0, soon, logits + 2 * p * kTileTokens);
+      dot_single(pair(p), dim, k, offset, 4, soon, logits + 2 * p * kTileTokens);
+    }
     return;
   }
   // Two query rows have a whole number of limb pairs: 2 or 3.
@@ -173,11 +191,11 @@ void dot_head(const PackedHeader* header, int rows, int dim, const std::byte* co
     const int first = r * limbs / 2;
     const int pairs = (r + 1 < rows ? 2 * limbs : limbs + 1) / 2;
     if (pairs == 3) {
-      dot_pairs<3>(pair(first), dim, k, offset, sums);
+      dot_pairs<3>(pair(first), dim, k, offset, soon, sums);
     } else if (pairs == 2) {
-      dot_pairs<2>(pair(first), dim, k, offset, sums);
+      dot_pairs<2>(pair(first), dim, k, offset, soon, sums);
     } else {
-      dot_pairs<1>(pair(first), dim, k, offset, sums);
+      dot_pairs<1>(pair(first), dim, k, offset, soon, sums);
     }
     for (int i = r; i < r + 2 && i < rows; ++i) {
       const float* limb = sums + (i - r) * limbs * kTileTokens;
@@ -191,9 +209,9 @@ void dot_head(const PackedHeader* header, int rows, int dim, const std::byte* co
 }
 
 void dot(const DotArgs& args) {
-  neon::for_each_key_block(args, [&](const std::byte* const* k, int h, int t) {
+  neon::for_each_key_block(args, 2, [&](const std::byte* const* k, int h, int t, const SoonByKeys& soon) {
     const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
-    dot_head(reinterpret_cast<const PackedHeader*>(q), args.rows, args.dim, k, h * args.k.head_bytes,
+    dot_head(reinterpret_cast<const PackedHeader*>(q), args.rows, args.dim, k, h * args.k.head_bytes, soon,
              args.logits + h * args.rows * kTileTokens + t);
   });
 }
@@ -232,8 +250,9 @@ void unpack_sums(const float* sums, int dim, float* out) {
 // rows; sums row stride 2 * dim.
 template <int R>
 void accumulate_tokens(const bfloat16x8_t (&weights)[R][2], const std::byte* const (&v)[kTokens], int dim,
-                       float* sums) {
+                       const SoonByValues& soon, float* sums) {
   for (int d = 0; d < dim; d += 8) {
+    soon.fetch(2 * d);
     Transposed x[2];
     TREEATTN_UNROLL
     for (int j = 0; j < 2; ++j) {
@@ -256,7 +275,7 @@ void accumulate_tokens(const bfloat16x8_t (&weights)[R][2], const std::byte* con
 }
 
 template <int R>
-void accumulate_rows(const AccumulateArgs& args, int t, int h, int r) {
+void accumulate_rows(const AccumulateArgs& args, int t, int h, int r, const SoonByValues& soon) {
   const std::byte* v[kTokens];
   neon::value_rows(args, t, h, v);
   bfloat16x8_t weights[R][2];
@@ -267,7 +286,7 @@ void accumulate_rows(const AccumulateArgs& args, int t, int h, int r) {
     weights[i][0] = split_weights(vld1q_f32(w));
     weights[i][1] = split_weights(vld1q_f32(w + 4));
   }
-  accumulate_tokens<R>(weights, v, args.dim, args.o + (h * args.rows + r) * 2 * args.dim);
+  accumulate_tokens<R>(weights, v, args.dim, soon, args.o + (h * args.rows + r) * 2 * args.dim);
 }
 
 void shrink_sums(float shrink, int dim, float* sums) {
@@ -277,7 +296,8 @@ void shrink_sums(float shrink, int dim, float* sums) {
 
 void accumulate(const AccumulateArgs& args) {
   for (int i = 0; i < args.heads * args.rows; ++i) shrink_sums(args.shrink[i], args.dim, args.o + i * 2 * args.dim);
-  neon::for_each_value_block(args, [&]<int R>(int t, int h, int r) { accumulate_rows<R>(args, t, h, r); });
+  neon::for_each_value_block(
+      args, 2, [&]<int R>(int t, int h, int r, const SoonByValues& soon) { accumulate_rows<R>(args, t, h, r, soon); });
 }
 
 }  // namespace

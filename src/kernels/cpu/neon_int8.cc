@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // int8 K and V with the I8MM matrix instruction: SMMLA multiplies a 2x8 by an 8x2 block of bytes into 2x2 integers, and
-// converts nothing. The other factor must be int8 too, so it is cut into byte limbs of a fixed-point number:
-//   - a query row, relative to its largest element, into three (24 bits: query_error below);
-//   - the weights of a tile, relative to the largest of the row, into two (16 bits: weight_floor below).
+// converts nothing. The other factor must be int8 too, so it is cut into two byte limbs of a fixed-point number:
+//   - a query row, relative to its largest element (16 bits: query_error below);
+//   - the weights of a tile, relative to the largest of the row (16 bits: weight_floor below).
 // The sums over a tile are exact integers.
 //
 // Compiled with flags for these extensions and used only where the processor has them: no inline function of a shared
@@ -16,23 +16,21 @@ namespace treeattn::kernels {
 namespace {
 
 using neon::kTokens;
+using neon::SoonByKeys;
+using neon::SoonByValues;
 
-constexpr int kLimbs = 3;  // of a query element
-
-// Packed queries of a head: rows, then the unit of each row's fixed point, then for every pair of limb rows and every 8
-// dims the 2x8 block that SMMLA takes. Limb row 3 * r + i is limb i, the lowest first, of row r.
+// Packed queries of a head: rows, then the unit of each row's fixed point, then for every row and every 8 dims the 2x8
+// block {low limbs; high limbs} that SMMLA takes.
 struct PackedHeader {
   int rows;
-  int pairs;
-  int padding[14];
+  int padding[15];
 };
 
 std::size_t unit_bytes(int rows) { return (static_cast<std::size_t>(rows) * sizeof(float) + 63) / 64 * 64; }
-int pairs_of(int rows) { return (rows * kLimbs + 1) / 2; }
 
 std::size_t packed_query_bytes(int rows, int dim) {
   return sizeof(PackedHeader) + unit_bytes(rows) +
-         static_cast<std::size_t>(pairs_of(rows)) * 2 * static_cast<std::size_t>((dim + 15) / 16 * 16);
+         static_cast<std::size_t>(rows) * 2 * static_cast<std::size_t>((dim + 15) / 16 * 16);
 }
 
 const float* row_units(const PackedHeader* header) { return reinterpret_cast<const float*>(header + 1); }
@@ -43,11 +41,10 @@ const std::int8_t* limb_blocks(const PackedHeader* header) {
 void pack_queries(const float* q, DType, int rows, int dim, void* packed) {
   PackedHeader* header = static_cast<PackedHeader*>(packed);
   header->rows = rows;
-  header->pairs = pairs_of(rows);
   float* units = const_cast<float*>(row_units(header));
   std::int8_t* blocks = const_cast<std::int8_t*>(limb_blocks(header));
   __builtin_memset(blocks, 0, packed_query_bytes(rows, dim) - sizeof(PackedHeader) - unit_bytes(rows));
-  constexpr double kLargest = 127.0 * 65536.0;
+  constexpr double kLargest = 127.0 * 256.0;
   for (int r = 0; r < rows; ++r) {
     double largest = 0.0;
     for (int d = 0; d < dim; ++d) {
@@ -58,13 +55,11 @@ void pack_queries(const float* q, DType, int rows, int dim, void* packed) {
     units[r] = static_cast<float>(largest / kLargest);
     const bool usable = largest > 0.0 && largest < 1e300;
     for (int d = 0; d < dim && usable; ++d) {
-      int rest = static_cast<int>(__builtin_rint(static_cast<double>(q[r * dim + d]) / largest * kLargest));
-      for (int limb = 0; limb < kLimbs; ++limb) {
-        const int byte = ((rest + 128) & 255) - 128;
-        rest = (rest - byte) / 256;
-        const int row = r * kLimbs + limb;
-        blocks[((row / 2 * (dim / 8) + d / 8) * 2 + row % 2) * 8 + d % 8] = static_cast<std::int8_t>(byte);
-      }
+      const int steps = static_cast<int>(__builtin_rint(static_cast<double>(q[r * dim + d]) / largest * kLargest));
+      const int low = ((steps + 128) & 255) - 128;
+      std::int8_t* block = blocks + (r * (dim / 8) + d / 8) * 16;
+      block[d % 8] = static_cast<std::int8_t>(low);
+      block[8 + d % 8] = static_cast<std::int8_t>((steps - low) / 256);
     }
   }
 }
@@ -81,9 +76,10 @@ int8x16_t zip2_64(int8x16_t a, int8x16_t b) {
 }
 int8x16_t load16(const std::byte* p) { return vld1q_s8(reinterpret_cast<const std::int8_t*>(p)); }
 
-// P pairs of limb rows against 8 tokens: integers [2 P][8].
+// P rows, two limbs each, against 8 tokens: integers [2 P][8].
 template <int P>
-void dot_pairs(const std::int8_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, std::int32_t* sums) {
+void dot_limbs(const std::int8_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, const SoonByKeys& soon,
+               std::int32_t* sums) {
   int32x4_t acc[P][4];
   TREEATTN_UNROLL
   for (int p = 0; p < P; ++p) {
@@ -95,6 +91,7 @@ void dot_pairs(const std::int8_t* q, int dim, const std::byte* const* k, std::pt
   for (int t = 0; t < kTokens; ++t) row[t] = k[t] + offset;
   int d = 0;
   for (; d + 16 <= dim; d += 16) {
+    soon.fetch(d);
     int8x16_t low[4], high[4];
     TREEATTN_UNROLL
     for (int t = 0; t < 4; ++t) {
@@ -131,45 +128,38 @@ void dot_pairs(const std::int8_t* q, int dim, const std::byte* const* k, std::pt
   }
 }
 
-// The limbs' exact sums, put together: each is below 2^23, so the conversions are exact too.
+// The limbs' exact sums, put together: exact too, as both limbs of all dims stay below 2^31.
 void join_limbs(const std::int32_t* sums, float unit, float* logits) {
   TREEATTN_UNROLL
   for (int t = 0; t < kTokens; t += 4) {
-    const float32x4_t low = vcvtq_f32_s32(vld1q_s32(sums + t));
-    const float32x4_t middle = vcvtq_f32_s32(vld1q_s32(sums + kTokens + t));
-    const float32x4_t high = vcvtq_f32_s32(vld1q_s32(sums + 2 * kTokens + t));
-    const float32x4_t sum = vfmaq_n_f32(vfmaq_n_f32(low, middle, 256.0f), high, 65536.0f);
-    vst1q_f32(logits + t, vmulq_n_f32(sum, unit));
+    const int32x4_t low = vld1q_s32(sums + t), high = vld1q_s32(sums + kTokens + t);
+    vst1q_f32(logits + t, vmulq_n_f32(vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high, 8), low)), unit));
   }
 }
 
-void dot_head(const PackedHeader* header, int dim, const std::byte* const* k, std::ptrdiff_t offset, float* logits) {
-  const std::int8_t* q = limb_blocks(header);
-  const float* units = row_units(header);
-  alignas(16) std::int32_t sums[4 * kLimbs * kTokens];
-  // Two rows have three pairs of limb rows.
+template <int R>
+void dot_rows(const PackedHeader* header, int r, int dim, const std::byte* const* k, std::ptrdiff_t offset,
+              const SoonByKeys& soon, float* logits) {
+  alignas(16) std::int32_t sums[2 * R * kTokens];
+  dot_limbs<R>(limb_blocks(header) + 2 * r * dim, dim, k, offset, soon, sums);
+  TREEATTN_UNROLL
+  for (int i = 0; i < R; ++i) {
+    join_limbs(sums + 2 * i * kTokens, row_units(header)[r + i], logits + (r + i) * kTileTokens);
+  }
+}
+
+void dot_head(const PackedHeader* header, int dim, const std::byte* const* k, std::ptrdiff_t offset,
+              const SoonByKeys& soon, float* logits) {
   int r = 0;
-  for (; r + 4 <= header->rows; r += 4) {
-    dot_pairs<6>(q + r / 2 * 3 * dim * 2, dim, k, offset, sums);
-    TREEATTN_UNROLL
-    for (int i = 0; i < 4; ++i) join_limbs(sums + i * kLimbs * kTokens, units[r + i], logits + (r + i) * kTileTokens);
-  }
-  for (; r < header->rows; r += 2) {
-    const bool two = r + 1 < header->rows;
-    if (two) {
-      dot_pairs<3>(q + r / 2 * 3 * dim * 2, dim, k, offset, sums);
-    } else {
-      dot_pairs<2>(q + r / 2 * 3 * dim * 2, dim, k, offset, sums);
-    }
-    join_limbs(sums, units[r], logits + r * kTileTokens);
-    if (two) join_limbs(sums + kLimbs * kTokens, units[r + 1], logits + (r + 1) * kTileTokens);
-  }
+  for (; r + 4 <= header->rows; r += 4) dot_rows<4>(header, r, dim, k, offset, soon, logits);
+  for (; r + 2 <= header->rows; r += 2) dot_rows<2>(header, r, dim, k, offset, soon, logits);
+  if (r < header->rows) dot_rows<1>(header, r, dim, k, offset, soon, logits);
 }
 
 void dot(const DotArgs& args) {
-  neon::for_each_key_block(args, [&](const std::byte* const* k, int h, int t) {
+  neon::for_each_key_block(args, 1, [&](const std::byte* const* k, int h, int t, const SoonByKeys& soon) {
     const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
-    dot_head(reinterpret_cast<const PackedHeader*>(q), args.dim, k, h * args.k.head_bytes,
+    dot_head(reinterpret_cast<const PackedHeader*>(q), args.dim, k, h * args.k.head_bytes, soon,
              args.logits + h * args.rows * kTileTokens + t);
   });
 }
@@ -210,9 +200,11 @@ inline Transposed transpose(const int8x16_t (&r)[8]) {
 
 // 8 tokens for R rows: weights as 2x8 blocks {high limbs; low limbs}.
 template <int R>
-void accumulate_tokens(const int8x16_t (&w)[R], const std::byte* const* rows, int dim, float* sums) {
+void accumulate_tokens(const int8x16_t (&w)[R], const std::byte* const* rows, int dim, const SoonByValues& soon,
+                       float* sums) {
   const int stride = 3 * dim;
   for (int d = 0; d < dim; d += 16) {
+    soon.fetch(d);
     const int pairs = d + 16 <= dim ? 8 : 4;
     int8x16_t v[8];
     TREEATTN_UNROLL
@@ -239,11 +231,11 @@ struct FixedPoint {
 };
 
 FixedPoint fixed_point_of(const float* weights, int tokens) {
-  float largest = 0.0f;
-  for (int t = 0; t < tokens; ++t) {
-    const float x = __builtin_fabsf(weights[t]);
-    largest = x > largest || x != x ? x : largest;
-  }
+  float32x4_t most = vdupq_n_f32(0.0f);
+  int t = 0;
+  for (; t + 4 <= tokens; t += 4) most = vmaxq_f32(most, vabsq_f32(vld1q_f32(weights + t)));  // NaN stays
+  for (; t < tokens; ++t) most = vmaxq_f32(most, vdupq_n_f32(__builtin_fabsf(weights[t])));
+  const float largest = vmaxvq_f32(most);
   if (largest == 0.0f) return {0.0f, 0.0f, 0.0f};
   constexpr float kLargest = 32512.0f;  // 127 * 256
   const float first = largest < 0x1p-60f ? 0x1p80f : 1.0f;
@@ -251,7 +243,8 @@ FixedPoint fixed_point_of(const float* weights, int tokens) {
 }
 
 template <int R>
-void accumulate_rows(const AccumulateArgs& args, const FixedPoint* fixed, int t, int h, int r) {
+void accumulate_rows(const AccumulateArgs& args, const FixedPoint* fixed, int t, int h, int r,
+                     const SoonByValues& soon) {
   const std::byte* rows[kTokens];
   neon::value_rows(args, t, h, rows);
   int8x16_t w[R];
@@ -268,7 +261,7 @@ void accumulate_rows(const AccumulateArgs& args, const FixedPoint* fixed, int t,
     const int8x8_t low = vmovn_s16(vsubq_s16(steps, vshll_n_s8(high, 8)));
     w[i] = vcombine_s8(high, low);
   }
-  accumulate_tokens<R>(w, rows, args.dim, args.o + (h * args.rows + r) * 3 * args.dim);
+  accumulate_tokens<R>(w, rows, args.dim, soon, args.o + (h * args.rows + r) * 3 * args.dim);
 }
 
 // The tile's integers into the floats, and zero again.
@@ -290,8 +283,9 @@ void accumulate(const AccumulateArgs& args) {
   const int all = args.heads * args.rows;
   FixedPoint fixed[kMaxRowsPerCall];
   for (int i = 0; i < all; ++i) fixed[i] = fixed_point_of(args.weights + i * kTileTokens, args.tokens);
-  neon::for_each_value_block(
-      args, [&]<int R>(int t, int h, int r) { accumulate_rows<R>(args, fixed + h * args.rows, t, h, r); });
+  neon::for_each_value_block(args, 1, [&]<int R>(int t, int h, int r, const SoonByValues& soon) {
+    accumulate_rows<R>(args, fixed + h * args.rows, t, h, r, soon);
+  });
   for (int i = 0; i < all; ++i) fold_integers(fixed[i].unit, args.shrink[i], args.dim, args.o + i * 3 * args.dim);
 }
 
@@ -304,7 +298,7 @@ void use_neon_int8(CpuTarget& target) {
   ops.dot = dot;
   ops.accumulate = accumulate;
   ops.sum_floats = sum_floats;
-  ops.query_error = 0x1p-23;
+  ops.query_error = 0x1p-15;
   ops.weight_floor = 0x1p-15;
 }
 

@@ -25,15 +25,19 @@ HWY_INLINE V tanh_of(DF df, V x) {
   return hn::CopySignToAbs(hn::Div(hn::Sub(one, e), hn::Add(one, e)), x);
 }
 
-// One vector of logits at token t, in log2 units. The plain case is a single product.
-template <bool kPlain, class DF>
+// The scales of the keys, or of the values, for a row among those of all heads.
+HWY_INLINE const float* scales_of(const SoftmaxArgs& args, const float* scales, int row) {
+  return scales + row / args.rows * kTileTokens;
+}
+
+// One vector of logits at token t, in log2 units.
+template <class DF>
 HWY_INLINE hn::Vec<DF> shaped(DF df, const SoftmaxArgs& args, int row, const float* x, int t) {
   auto y = hn::Mul(hn::LoadU(df, x + t), hn::Set(df, args.factor));
-  if constexpr (kPlain) return y;
-  if (args.key_scales) y = hn::Mul(y, hn::LoadU(df, args.key_scales + t));
+  if (args.key_scales) y = hn::Mul(y, hn::LoadU(df, scales_of(args, args.key_scales, row) + t));
   if (args.cap_log2 > 0) y = hn::Mul(tanh_of(df, y), hn::Set(df, args.cap_log2));
   if (args.slopes_log2) {
-    const auto distance = hn::Add(hn::Iota(df, static_cast<float>(t)), hn::Set(df, args.distance[row]));
+    const auto distance = hn::Add(hn::Iota(df, static_cast<float>(t)), hn::Set(df, args.distance[row % args.rows]));
     y = hn::MulAdd(hn::Set(df, args.slopes_log2[row]), distance, y);
   }
   return y;
@@ -44,27 +48,31 @@ template <class DF>
 HWY_INLINE float shape_logits(DF df, const SoftmaxArgs& args, int row, float* x, int padded) {
   const int lanes = static_cast<int>(hn::Lanes(df));
   auto max = hn::Set(df, merge::kEmptyMax);
-  const int begin = args.begin ? args.begin[row] : 0;
-  const int end = args.end ? args.end[row] : args.tokens;
+  const int begin = args.begin ? args.begin[row % args.rows] : 0;
+  const int end = args.end ? args.end[row % args.rows] : args.tokens;
   const bool all_visible = begin == 0 && end == padded;
-  if (all_visible && !args.key_scales && !args.slopes_log2 && args.cap_log2 <= 0) {
+  if (all_visible && !args.slopes_log2 && args.cap_log2 <= 0) {
+    const auto factor = hn::Set(df, args.factor);
+    const float* scales = args.key_scales ? scales_of(args, args.key_scales, row) : nullptr;
     for (int t = 0; t < padded; t += lanes) {
-      const auto y = shaped<true>(df, args, row, x, t);
+      auto y = hn::Mul(hn::LoadU(df, x + t), factor);
+      if (scales) y = hn::Mul(y, hn::LoadU(df, scales + t));
       max = hn::Max(max, y);
       hn::StoreU(y, df, x + t);
     }
     return hn::GetLane(hn::MaxOfLanes(df, max));
   }
-  for (int t = 0; t < padded; t += lanes) hn::StoreU(shaped<false>(df, args, row, x, t), df, x + t);
+  for (int t = 0; t < padded; t += lanes) hn::StoreU(shaped(df, args, row, x, t), df, x + t);
   for (int t = 0; t < begin; ++t) x[t] = merge::kEmptyMax;
   for (int t = end; t < padded; ++t) x[t] = merge::kEmptyMax;
   for (int t = 0; t < padded; t += lanes) max = hn::Max(max, hn::LoadU(df, x + t));
   return hn::GetLane(hn::MaxOfLanes(df, max));
 }
 
-// x -> 2^(x - m), 0 where x = -inf; returns the sum.
-template <class DF>
-HWY_INLINE float weigh(DF df, const SoftmaxArgs& args, float m, float* x, int padded) {
+// x -> 2^(x - m), 0 where x = -inf; returns the sum. Then the scales, if any: what is hidden stays 0 whatever its
+// scale.
+template <bool kScaled, class DF>
+HWY_INLINE float weigh(DF df, const SoftmaxArgs& args, const float* scales, float m, float* x, int padded) {
   using Ops = VectorOps<DF>;
   const int lanes = static_cast<int>(hn::Lanes(df));
   const auto vm = hn::Set(df, m);
@@ -77,15 +85,8 @@ HWY_INLINE float weigh(DF df, const SoftmaxArgs& args, float m, float* x, int pa
     auto p = exp2_weight<Ops>(hn::Sub(y, vm));
     p = hn::IfThenZeroElse(hn::Eq(y, hidden), p);
     sum = hn::Add(sum, p);
+    if constexpr (kScaled) p = hn::IfThenZeroElse(hn::Eq(y, hidden), hn::Mul(p, hn::LoadU(df, scales + t)));
     hn::StoreU(p, df, x + t);
-  }
-  if (args.value_scales) {
-    for (int t = 0; t < padded; t += lanes) {
-      // What is hidden stays 0 whatever its scale.
-      const auto p = hn::LoadU(df, x + t);
-      const auto scaled = hn::Mul(p, hn::LoadU(df, args.value_scales + t));
-      hn::StoreU(hn::IfThenZeroElse(hn::Eq(p, hn::Zero(df)), scaled), df, x + t);
-    }
   }
   if (hn::GetLane(hn::MinOfLanes(df, lowest)) == merge::kEmptyMax) *args.any_hidden = true;
   return hn::GetLane(hn::SumOfLanes(df, sum));
@@ -108,7 +109,9 @@ HWY_INLINE void weigh_row(DF df, const SoftmaxArgs& args, int r, float tile_max,
     *args.any_hidden = true;
     return;
   }
-  const float sum = weigh(df, args, m, x, padded);
+  const float* scales = args.value_scales ? scales_of(args, args.value_scales, r) : nullptr;
+  const float sum =
+      scales ? weigh<true>(df, args, scales, m, x, padded) : weigh<false>(df, args, nullptr, m, x, padded);
   if (m_old != merge::kEmptyMax && m_old != m) args.shrink[r] = merge::state_weight(m_old, m);
   args.l[r] = merge::merge_component<merge::ScalarOps>(args.l[r], args.shrink[r], sum, 1.0f);
   args.m_log2[r] = m;
@@ -121,8 +124,9 @@ void softmax(const SoftmaxArgs& args) {
   const int lanes = static_cast<int>(hn::Lanes(df));
   const int padded = (args.tokens + lanes - 1) / lanes * lanes;
   constexpr int kRows = 8;
-  for (int r0 = 0; r0 < args.rows; r0 += kRows) {
-    const int r1 = r0 + kRows < args.rows ? r0 + kRows : args.rows;
+  const int rows = args.heads * args.rows;
+  for (int r0 = 0; r0 < rows; r0 += kRows) {
+    const int r1 = r0 + kRows < rows ? r0 + kRows : rows;
     float tile_max[kRows];
     for (int r = r0; r < r1; ++r) tile_max[r - r0] = shape_logits(df, args, r, args.logits + r * kTileTokens, padded);
     for (int r = r0; r < r1; ++r) weigh_row(df, args, r, tile_max[r - r0], padded);

@@ -34,6 +34,16 @@ struct TileRows {
   std::ptrdiff_t head_bytes = 0;
 };
 
+// Rows that will be wanted soon, to be fetched into the second level while a tile is worked on: four tokens of work
+// bring `rows_per_four` of them, for the head at work. A processor's own prefetchers stop at the end of a page and
+// pause with the loads; memory that is asked for at an even rate, in whatever a core does, is never idle
+// (docs/cpu_notes.md).
+struct Ahead {
+  const std::byte* const* rows = nullptr;  // null: nothing; else enough of them for a whole tile
+  std::ptrdiff_t head_bytes = 0;
+  int rows_per_four = 0;
+};
+
 struct DotArgs {
   const std::byte* q = nullptr;  // packed by pack_queries, q_head_bytes a head
   std::size_t q_head_bytes = 0;
@@ -43,23 +53,25 @@ struct DotArgs {
   int tokens = 0;
   TileRows k;
   float* logits = nullptr;  // [heads, rows, kTileTokens]; entries up to the padded token count are written
+  Ahead ahead;              // may be ignored
 };
 
 struct SoftmaxArgs {
-  float* logits = nullptr;  // [rows, kTileTokens]: logits in, weights out; padding comes out as 0
-  int rows = 0;
+  float* logits = nullptr;  // [heads, rows, kTileTokens]: logits in, weights out; padding comes out as 0
+  int heads = 0;
+  int rows = 0;  // per head
   int tokens = 0;
   float factor = 0.0f;                  // softmax scale * log2 e, or, with a cap, scale / cap
   float cap_log2 = 0.0f;                // > 0: soft-cap * log2 e
-  const float* key_scales = nullptr;    // [tokens] or null
-  const float* value_scales = nullptr;  // [tokens] or null: multiplied into the weights, not into l
-  const float* slopes_log2 = nullptr;   // [rows] ALiBi slopes * log2 e, or null
+  const float* key_scales = nullptr;    // [heads, kTileTokens] or null
+  const float* value_scales = nullptr;  // [heads, kTileTokens] or null: multiplied into the weights, not into l
+  const float* slopes_log2 = nullptr;   // [heads, rows] ALiBi slopes * log2 e, or null
   const float* distance = nullptr;      // [rows] (position of token 0) - (position of the row's query), with slopes
   const std::int32_t* begin = nullptr;  // [rows] first visible token, or null: all tokens are visible to all rows
   const std::int32_t* end = nullptr;    // [rows]
-  float* m_log2 = nullptr;              // [rows] running max
-  float* l = nullptr;                   // [rows] running sum
-  float* shrink = nullptr;              // [rows] out: factor for what was summed before
+  float* m_log2 = nullptr;              // [heads, rows] running max
+  float* l = nullptr;                   // [heads, rows] running sum
+  float* shrink = nullptr;              // [heads, rows] out: factor for what was summed before
   bool* any_hidden = nullptr;           // set if some (row, token) has weight 0: its value must not be multiplied
 };
 
@@ -72,6 +84,7 @@ struct AccumulateArgs {
   int tokens = 0;
   TileRows v;
   float* o = nullptr;  // [heads, rows, sum_floats(dim)]
+  Ahead ahead[2];      // may be ignored
 };
 
 struct TileOps {
