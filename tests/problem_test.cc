@@ -348,6 +348,47 @@ TEST(ProblemTest, UnusedPageTableEntriesMayBeAnything) {
   EXPECT_NO_THROW(make_problem(call.in, call.options));
 }
 
+// Of a part of the tree a page is needed just where one of its tokens belongs to a leaf of that part.
+TEST(ProblemTest, PagesOfOtherLeavesMayBeAnything) {
+  constexpr std::int64_t kTokens = 1000;
+  std::vector<float> memory(64);
+  for (const ReductionOrder order : {ReductionOrder{64, 8}, ReductionOrder{64, 4, Placement::kContiguous, 128}}) {
+    for (const std::int64_t page_tokens : {16, 64, 96, 500}) {
+      for (const std::int64_t first_key : {0, 40, 64 * 11}) {
+        for (const plan::NodeSet& nodes :
+             {plan::NodeSet{{0, 1}}, plan::NodeSet{{1, 1}}, plan::NodeSet{{0, 0}, {0, 3}}}) {
+          const auto slots = static_cast<std::size_t>((kTokens + page_tokens - 1) / page_tokens);
+          std::vector<bool> needed(slots, false);
+          for (std::int64_t token = 0; token < kTokens; ++token) {
+            const int leaf = plan::leaf_of_chunk(order, plan::chunk_of(order, first_key + token));
+            if (plan::contains(nodes, leaf)) needed[static_cast<std::size_t>(token / page_tokens)] = true;
+          }
+          std::vector<std::int32_t> table(slots, 0);
+          AttentionInput in;
+          in.q = QueryView::dense(memory.data(), DType::kFloat32, 1, 1, 1, 16);
+          in.k = in.v = KvView::paged(memory.data(), DType::kFloat32, 1, page_tokens, 1, 16, 1,
+                                      static_cast<std::int64_t>(slots), table.data());
+          in.k.tokens = in.v.tokens = kTokens;
+          in.first_key = first_key;
+          in.order = order;
+          for (std::size_t slot = 0; slot < slots; ++slot) {
+            table[slot] = -1;
+            bool refused = false;
+            try {
+              make_problem(in, {}, &nodes);
+            } catch (const InvalidArgument&) {
+              refused = true;
+            }
+            ASSERT_EQ(refused, needed[slot]) << "slot " << slot << " of pages of " << page_tokens << ", first key "
+                                             << first_key << ", " << order.branches << " branches";
+            table[slot] = 0;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(ProblemTest, StridesOfSingleRowsAreNotUsed) {
   Call call;
   call.in.q = QueryView::dense(call.q.data(), DType::kFloat32, 1, 1, 8, 32);

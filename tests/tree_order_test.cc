@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/node_chunks.h"
 #include "treeattn/error.h"
 
 namespace treeattn::plan {
@@ -109,6 +110,32 @@ TEST(TreeOrderTest, WalkingALeafFindsItsChunksAndNoOthers) {
         }
         ASSERT_EQ(got, want) << "leaf " << leaf << " of " << order.branches << " from chunk " << origin;
         ASSERT_EQ(chunks_of_leaf(order, leaf, origin, last), static_cast<std::int64_t>(want.size()));
+      }
+    }
+  }
+}
+
+// The same for the leaves of a node together, of every node of the tree.
+TEST(TreeOrderTest, WalkingANodeFindsTheChunksOfItsLeavesAndNoOthers) {
+  for (const ReductionOrder& order : orders()) {
+    for (const std::int64_t origin : {std::int64_t{0}, std::int64_t{5}, (std::int64_t{1} << 40) + 12345}) {
+      const std::int64_t last = origin + 3 * order.branches + 5;
+      for (int level = 0; level <= log2_exact(order.branches); ++level) {
+        for (int index = 0; index < order.branches >> level; ++index) {
+          const TreeNode node{level, index};
+          std::vector<std::int64_t> want, got;
+          for (std::int64_t c = origin; c <= last; ++c) {
+            const int leaf = leaf_of_chunk(order, c);
+            if (leaf >= node.first_leaf() && leaf < node.last_leaf()) want.push_back(c);
+          }
+          const NodeChunks chunks = chunks_of_node(order, node);
+          for (std::int64_t c = chunks.from(origin); c <= std::min(last, chunks.last); c += chunks.step) {
+            got.push_back(c);
+          }
+          ASSERT_EQ(got, want) << "node " << index << " of level " << level << " of " << order.branches
+                               << " branches, from chunk " << origin;
+          ASSERT_EQ(chunks.from(origin), chunks.from(got.empty() ? origin : got.front()));
+        }
       }
     }
   }

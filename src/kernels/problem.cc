@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "plan/node_chunks.h"
 
 namespace treeattn::kernels {
 
@@ -116,12 +117,33 @@ void check_kv_dims(std::string_view name, const KvView& view) {
 
 // Whether some of the tokens [begin, end) of a sequence belong to leaves that are asked for.
 bool any_in_nodes(const Problem& problem, std::int64_t begin, std::int64_t end) {
-  if (problem.whole_tree()) return true;
+  const std::int64_t first = plan::chunk_of(problem.order, problem.first_key + begin);
   const std::int64_t last = plan::chunk_of(problem.order, problem.first_key + end - 1);
-  for (std::int64_t c = plan::chunk_of(problem.order, problem.first_key + begin); c <= last; ++c) {
-    if (plan::contains(problem.nodes, plan::leaf_of_chunk(problem.order, c))) return true;
+  return std::any_of(problem.nodes.begin(), problem.nodes.end(), [&](const plan::TreeNode& node) {
+    return plan::chunks_of_node(problem.order, node).from(first) <= last;
+  });
+}
+
+// Calls check(slot) for the slots of a sequence's page table that lengths and leaves use. A decoding step does this for
+// a million tokens, so it goes through what is used and not through all that is there.
+template <class Check>
+void for_used_slots(const KvView& view, const Problem& problem, std::int64_t length, const Check& check) {
+  if (length == 0) return;
+  const std::int64_t last_slot = (length - 1) / view.page_tokens;
+  if (problem.whole_tree()) {
+    for (std::int64_t slot = 0; slot <= last_slot; ++slot) check(slot);
+    return;
   }
-  return false;
+  const std::int64_t chunk_tokens = problem.order.chunk_tokens;
+  for (const plan::TreeNode& node : problem.nodes) {
+    const plan::NodeChunks chunks = plan::chunks_of_node(problem.order, node);
+    const std::int64_t last = std::min(chunks.last, plan::chunk_of(problem.order, problem.first_key + length - 1));
+    for (std::int64_t c = chunks.from(plan::chunk_of(problem.order, problem.first_key)); c <= last; c += chunks.step) {
+      const std::int64_t begin = std::max<std::int64_t>(0, c * chunk_tokens - problem.first_key);
+      const std::int64_t end = std::min(length, (c + 1) * chunk_tokens - problem.first_key);
+      for (std::int64_t slot = begin / view.page_tokens; slot <= (end - 1) / view.page_tokens; ++slot) check(slot);
+    }
+  }
 }
 
 // The table is read only as far as lengths and leaves use it: the rest may be anything.
@@ -132,15 +154,11 @@ void check_page_table(std::string_view name, const KvView& view, const Problem& 
           "{}.pages_per_sequence = {} with batch {} overflows; accepted: tables below 2^63 bytes", name,
           view.pages_per_sequence, view.batch);
   for (std::int64_t b = 0; b < view.batch; ++b) {
-    const std::int64_t length = problem.lengths[static_cast<std::size_t>(b)];
-    const std::int64_t used = length / view.page_tokens + (length % view.page_tokens != 0 ? 1 : 0);
-    for (std::int64_t slot = 0; slot < used; ++slot) {
-      const std::int64_t begin = slot * view.page_tokens;
-      if (!any_in_nodes(problem, begin, std::min(length, begin + view.page_tokens))) continue;
+    for_used_slots(view, problem, problem.lengths[static_cast<std::size_t>(b)], [&](std::int64_t slot) {
       const std::int64_t page = view.page_table[b * view.pages_per_sequence + slot];
       require(page >= 0 && page < view.pages, "{}.page_table[{}, {}] = {}; accepted: 0 to pages - 1 = {}", name, b,
               slot, page, view.pages - 1);
-    }
+    });
   }
 }
 

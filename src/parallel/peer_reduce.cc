@@ -61,15 +61,17 @@ class PeerReducer final : public DeviceReducer {
     const float* result = nullptr;
     if (together_) {
       exchange_->push(own, device.stream());
-      device.finish();
-      comm.barrier();
+      comm.barrier();  // of the threads, while the GPU is at work
       result = exchange_->merge(seconds, device.stream());
     } else {
       result = exchange_->exchange(own, seconds, device.stream());
     }
-    device.fetch(root, result, shape.block_floats() * sizeof(float));
+    device.finish();
     const std::vector<int> missing = exchange_->missing();
-    if (missing.empty()) return;
+    if (missing.empty()) {
+      std::copy_n(result, shape.block_floats(), root);
+      return;
+    }
     exchange_.reset();
     comm.barrier();  // says who is lost, the same on all survivors
     throw Error(fmt::format("exchange between GPUs: nothing came from ranks {} within {:.1f} s, though all are there",

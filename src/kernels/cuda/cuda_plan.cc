@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/launch_config.h"
 #include "kernels/cuda/plan_parts.h"
 #include "kernels/cuda/tensor_map.h"
 #include "treeattn/cuda.h"
@@ -188,17 +189,9 @@ void start(const Launch& launch, AttentionParams& params, void* stream, bool ear
   void* arguments[] = {&params};
   const auto items = static_cast<unsigned>(params.item_count);
   const unsigned blocks = launch.takes_items ? std::min(items, static_cast<unsigned>(launch.slots)) : items;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = static_cast<unsigned>(launch.threads);
-  config.dynamicSmemBytes = launch.shared_bytes;
-  config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = early && launch.waits ? 1 : 0;
-  check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(launch.kernel), arguments), "launch");
+  const LaunchConfig config(blocks, static_cast<unsigned>(launch.threads), launch.shared_bytes, early && launch.waits,
+                            static_cast<cudaStream_t>(stream));
+  check(cudaLaunchKernelExC(config.get(), reinterpret_cast<const void*>(launch.kernel), arguments), "launch");
   if (launch.redo == nullptr) return;
   const unsigned checkers = (items * (kPrefillRows / 8) + kRedoThreads - 1) / kRedoThreads;
   check(cudaLaunchKernel(reinterpret_cast<const void*>(launch.redo), checkers, kRedoThreads, arguments,

@@ -8,6 +8,7 @@
 #include <cstddef>
 
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/launch_config.h"
 
 namespace treeattn::kernels::cuda {
 
@@ -30,17 +31,8 @@ __device__ inline void let_next_start() {
 template <class... Parameters, class... Arguments>
 void start_dependent_with(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, std::size_t shared_bytes,
                           bool overlaps, cudaStream_t stream, const char* what, Arguments&&... arguments) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = overlaps ? 1 : 0;
-  check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), what);
+  const LaunchConfig config(blocks, threads, shared_bytes, overlaps, stream);
+  check(cudaLaunchKernelEx(config.get(), kernel, Parameters(arguments)...), what);
 }
 
 template <class... Parameters, class... Arguments>

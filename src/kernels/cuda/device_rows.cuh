@@ -99,20 +99,20 @@ __device__ inline Range visible(const AttentionParams& p, int batch, int query) 
   return visible(p, SequenceFacts::of(p, batch), query);
 }
 
-// The keys that some query of the item sees.
-__device__ inline Range visible_to_any(const AttentionParams& p, const WorkItem& item) {
-  Range all{0, 0};
-  for (int i = 0; i < item.queries; ++i) {
-    const Range one = visible(p, item.batch, item.query0 + i);
-    if (one.begin >= one.end) continue;
-    if (all.begin >= all.end) {
-      all = one;
-    } else {
-      all = {min(all.begin, one.begin), max(all.end, one.end)};
+// The keys that some query of the item sees, and those that every one sees.
+struct ItemRanges {
+  Range any, all;
+  __device__ ItemRanges(const AttentionParams& p, const SequenceFacts& sequence, const WorkItem& item) {
+    any = all = visible(p, sequence, item.query0);
+#pragma unroll 1
+    for (int i = 1; i < item.queries; ++i) {
+      const Range one = visible(p, sequence, item.query0 + i);
+      all = {max(all.begin, one.begin), min(all.end, one.end)};
+      if (one.begin >= one.end) continue;
+      any = any.begin >= any.end ? one : Range{min(any.begin, one.begin), max(any.end, one.end)};
     }
   }
-  return all;
-}
+};
 
 // Query and query head of row r of an item.
 __device__ inline int query_of(const WorkItem& item, int r) { return item.query0 + r / item.heads; }

@@ -100,7 +100,7 @@ __device__ inline void generic_node(const AttentionParams& p, const WorkItem& it
     const std::byte* row = query_row(p, item.batch, query_of(item, r), head_of(p, item, r));
     scratch.q[i] = load_element(row, i % p.k.dim, p.q_dtype);
   }
-  const Range seen = visible_to_any(p, item);
+  const Range seen = ItemRanges(p, SequenceFacts::of(p, item.batch), item).any;
   const std::int64_t from = plan::chunk_of(p.order, p.first_key + seen.begin);
   const std::int64_t last = seen.begin < seen.end ? plan::chunk_of(p.order, p.first_key + seen.end - 1) : -1;
   const auto next_used = [&](int leaf) {

@@ -24,15 +24,8 @@ struct ItemKeys {
   unsigned brev_shift;
 
   __device__ ItemKeys(const AttentionParams& p, const SequenceFacts& sequence, const WorkItem& item) {
-    Range any = visible(p, sequence, item.query0), all = any;
-#pragma unroll 1
-    for (int i = 1; i < item.queries; ++i) {
-      const Range one = visible(p, sequence, item.query0 + i);
-      all = {max(all.begin, one.begin), min(all.end, one.end)};
-      if (one.begin >= one.end) continue;
-      any = any.begin >= any.end ? one : Range{min(any.begin, one.begin), max(any.end, one.end)};
-    }
-    set(p, item, any, all);
+    const ItemRanges seen(p, sequence, item);
+    set(p, item, seen.any, seen.all);
   }
   // The same from the first and the last query alone, for many of them: ranges move on with the query. Some of the
   // keys may be seen by nobody.

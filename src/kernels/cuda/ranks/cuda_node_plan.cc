@@ -23,14 +23,6 @@ std::size_t query_bytes(const QueryView& q) {
 
 }  // namespace
 
-void PinnedBuffer::resize(std::size_t bytes) {
-  cudaFreeHost(data_);
-  data_ = nullptr;
-  bytes_ = 0;
-  check(cudaHostAlloc(&data_, bytes, cudaHostAllocDefault), "pinned memory");
-  bytes_ = bytes;
-}
-
 NodePlan::NodePlan(int multiprocessors, cudaStream_t stream) : multiprocessors_(multiprocessors), stream_(stream) {
   check(cudaEventCreateWithFlags(&sent_, cudaEventDisableTiming), "event");
 }
@@ -39,7 +31,7 @@ NodePlan::~NodePlan() { cudaEventDestroy(sent_); }
 
 // Room for so many bytes; a quarter more than is needed, so that a growing sequence allocates now and then only.
 void NodePlan::begin(Tables& tables, std::size_t bytes) {
-  check(cudaEventSynchronize(sent_), "last copy of tables");
+  check(recorded_ ? cudaEventSynchronize(sent_) : cudaStreamSynchronize(stream_), "last copy of tables");
   tables.used = 0;
   if (tables.host.bytes() >= bytes) return;
   check(cudaStreamSynchronize(stream_), "last call");
@@ -57,11 +49,12 @@ T* NodePlan::put(Tables& tables, const T* from, std::size_t count) {
   return reinterpret_cast<T*>(tables.device.as<std::byte>() + at);
 }
 
-void NodePlan::send(const Tables& tables) {
+void NodePlan::send(const Tables& tables, bool record) {
   if (tables.used == 0) return;
   check(cudaMemcpyAsync(tables.device.as<void>(), tables.host.data(), tables.used, cudaMemcpyHostToDevice, stream_),
         "copy of tables");
-  check(cudaEventRecord(sent_, stream_), "event");
+  if (record) check(cudaEventRecord(sent_, stream_), "event");
+  recorded_ = record;
 }
 
 void NodePlan::grow(DeviceBuffer& buffer, std::size_t bytes, bool zero) {
@@ -175,7 +168,7 @@ float* NodePlan::run(Problem problem) {
   if (floats == 0) return nullptr;
   grow(states_, floats * sizeof(float), false);
   AttentionParams p = put_step(problem, false);
-  send(step_);
+  send(step_, false);  // who asks for states waits for them before the next call
   const Launch launch = prepare(problem, p);
   p.states = states_.as<float>();
   start(launch, p, stream_);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/pinned_buffer.h"
 #include "kernels/cuda/ranks/peer_exchange.h"
 #include "kernels/cuda/ranks/peer_kernel.h"
 #include "treeattn/error.h"
@@ -21,11 +22,26 @@ constexpr std::size_t kFlagAlignment = 256;
 // What the driver lends to other processes: smaller things would lie in one piece with others.
 constexpr std::size_t kLent = std::size_t{2} << 20;
 
-using SharedMemory = std::shared_ptr<DeviceBuffer>;
+// What others write to, and what threads of this process may wait for without the host: that this rank has written to
+// them. An event for each turn, like the mailboxes.
+struct Mailbox {
+  explicit Mailbox(std::size_t bytes) : memory(bytes) {
+    for (cudaEvent_t& event : pushed) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
+  }
+  ~Mailbox() {
+    for (cudaEvent_t event : pushed) cudaEventDestroy(event);
+  }
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  DeviceBuffer memory;  // flags, then the mailboxes of two turns
+  std::array<cudaEvent_t, kTurns> pushed{};
+};
+using SharedMailbox = std::shared_ptr<Mailbox>;
 
 struct Where {
   std::uint64_t process = 0;
-  const SharedMemory* memory = nullptr;  // for threads of that process
+  const SharedMailbox* mailbox = nullptr;  // for threads of that process
   int gpu = 0;
   cudaIpcMemHandle_t handle{};
 };
@@ -63,17 +79,19 @@ struct PeerExchange::Impl {
   ExchangePlan plan;
   std::size_t flag_bytes = 0;
   std::size_t turn_bytes = 0;
-  SharedMemory memory;  // flags, then the mailboxes of two turns
+  SharedMailbox mailbox;
   DeviceBuffer merges;
-  unsigned* missing = nullptr;     // [ranks] in the host's memory
-  std::vector<std::byte*> peers;   // [ranks] everybody's memory, as this GPU sees it
-  std::vector<void*> opened;       // of these, what other processes lend
-  std::vector<SharedMemory> held;  // and what threads do: it stays when they go, as someone may be writing to it
+  PinnedBuffer told;                // what the kernel tells the host: the root's block, then who is missing [ranks]
+  std::vector<std::byte*> peers;    // [ranks] everybody's memory, as this GPU sees it
+  std::vector<void*> opened;        // of these, what other processes lend
+  std::vector<SharedMailbox> held;  // and what threads do: it stays when they go, as someone may be writing to it
   unsigned turn = 0;
 
   std::size_t ranks() const { return plan.first_block.size() - 1; }
+  float* root() const { return reinterpret_cast<float*>(told.data()); }
+  unsigned* missing() const { return reinterpret_cast<unsigned*>(root() + plan.block_floats()); }
   PeerParams params() const;
-  float* start(const float* own, double seconds, void* stream, bool push, bool merge);
+  void start(const float* own, double seconds, void* stream, bool push, bool merge);
 };
 
 PeerExchange::PeerExchange(int gpu, int rank, ExchangePlan plan) : impl_(std::make_unique<Impl>()) {
@@ -89,18 +107,16 @@ PeerExchange::PeerExchange(int gpu, int rank, ExchangePlan plan) : impl_(std::ma
   impl_->flag_bytes = aligned(ranks * kPeerBlocks * sizeof(unsigned));
   const auto blocks = static_cast<std::size_t>(impl_->plan.first_block.back());
   impl_->turn_bytes = aligned(blocks * impl_->plan.block_floats() * sizeof(float));
-  impl_->memory = std::make_shared<DeviceBuffer>(aligned(impl_->flag_bytes + kTurns * impl_->turn_bytes, kLent));
-  check(cudaMemset(impl_->memory->as<void>(), 0, impl_->flag_bytes), "clearing of flags");
+  impl_->mailbox = std::make_shared<Mailbox>(aligned(impl_->flag_bytes + kTurns * impl_->turn_bytes, kLent));
+  check(cudaMemset(impl_->mailbox->memory.as<void>(), 0, impl_->flag_bytes), "clearing of flags");
   std::vector<int> merges;
   for (const auto& [lower, higher] : impl_->plan.merges) {
     merges.push_back(lower);
     merges.push_back(higher);
   }
   impl_->merges = DeviceBuffer::copy_of(merges.data(), merges.size());
-  void* missing = nullptr;
-  check(cudaHostAlloc(&missing, ranks * sizeof(unsigned), cudaHostAllocMapped), "pinned memory");
-  impl_->missing = static_cast<unsigned*>(missing);
-  std::fill_n(impl_->missing, ranks, 0u);
+  impl_->told.resize(impl_->plan.block_floats() * sizeof(float) + ranks * sizeof(unsigned));
+  std::fill_n(impl_->missing(), ranks, 0u);
   check(cudaDeviceSynchronize(), "clearing of flags");
 }
 
@@ -110,9 +126,8 @@ PeerExchange::~PeerExchange() {
   cudaSetDevice(impl_->gpu);
   for (void* memory : impl_->opened) cudaIpcCloseMemHandle(memory);
   // Other processes may write to it yet, having heard of nothing: then it stays until this one ends.
-  if (!impl_->opened.empty()) new SharedMemory(std::move(impl_->memory));
-  cudaFreeHost(impl_->missing);
-  impl_->memory.reset();
+  if (!impl_->opened.empty()) new SharedMailbox(std::move(impl_->mailbox));
+  impl_->mailbox.reset();
   impl_->held.clear();
   cudaSetDevice(before);
 }
@@ -131,9 +146,9 @@ PeerExchange::Address PeerExchange::address() const {
   const UseDevice use(impl_->gpu);
   Where mine;
   mine.process = this_process();
-  mine.memory = &impl_->memory;
+  mine.mailbox = &impl_->mailbox;
   mine.gpu = impl_->gpu;
-  if (cudaIpcGetMemHandle(&mine.handle, impl_->memory->as<void>()) != cudaSuccess) {
+  if (cudaIpcGetMemHandle(&mine.handle, impl_->mailbox->memory.as<void>()) != cudaSuccess) {
     cudaGetLastError();  // no other process can reach it then, which open says there
     mine.handle = {};
   }
@@ -153,8 +168,8 @@ void PeerExchange::connect(std::span<const Address> all) {
       impl_->opened.push_back(memory);
     } else {
       if (other.gpu != impl_->gpu) enable_access(other.gpu, r);
-      impl_->held.push_back(*other.memory);
-      memory = impl_->held.back()->as<void>();
+      impl_->held.push_back(*other.mailbox);
+      memory = impl_->held.back()->memory.as<void>();
     }
     impl_->peers.push_back(static_cast<std::byte*>(memory));
   }
@@ -184,38 +199,56 @@ PeerParams PeerExchange::Impl::params() const {
   p.turn = turn;
   p.first_block = plan.first_block[own];
   p.blocks = plan.first_block[own + 1] - plan.first_block[own];
+  p.all_blocks = plan.first_block.back();
   p.merges = merges.as<int>();
   p.merge_count = static_cast<int>(plan.merges.size());
   p.rows = static_cast<std::int64_t>(plan.rows);
   p.row_floats = static_cast<int>(plan.row_floats);
+  p.root = plan.root;
   void* on_gpu = nullptr;
-  check(cudaHostGetDevicePointer(&on_gpu, missing, 0), "pinned memory");
-  p.missing = static_cast<unsigned*>(on_gpu);
+  check(cudaHostGetDevicePointer(&on_gpu, told.data(), 0), "pinned memory");
+  p.result = static_cast<float*>(on_gpu);
+  p.missing = reinterpret_cast<unsigned*>(p.result + plan.block_floats());
   return p;
 }
 
-float* PeerExchange::Impl::start(const float* own, double seconds, void* stream, bool push, bool merge) {
-  const UseDevice use(gpu);
-  if (push) ++turn;
+void PeerExchange::Impl::start(const float* own, double seconds, void* stream, bool push, bool merge) {
   PeerParams p = params();
   p.own = own;
   p.push = push;
   p.merge = merge;
   p.nanoseconds = static_cast<std::uint64_t>(seconds * 1e9);
   start_exchange(p, static_cast<cudaStream_t>(stream));
-  return p.mailbox[rank] + static_cast<std::size_t>(plan.root) * plan.block_floats();
 }
 
-float* PeerExchange::exchange(const float* own, double seconds, void* stream) {
-  return impl_->start(own, seconds, stream, true, true);
+const float* PeerExchange::exchange(const float* own, double seconds, void* stream) {
+  const UseDevice use(impl_->gpu);
+  ++impl_->turn;
+  impl_->start(own, seconds, stream, true, true);
+  return impl_->root();
 }
-void PeerExchange::push(const float* own, void* stream) { impl_->start(own, 0, stream, true, false); }
-float* PeerExchange::merge(double seconds, void* stream) { return impl_->start(nullptr, seconds, stream, false, true); }
+
+void PeerExchange::push(const float* own, void* stream) {
+  const UseDevice use(impl_->gpu);
+  ++impl_->turn;
+  impl_->start(own, 0, stream, true, false);
+  check(cudaEventRecord(impl_->mailbox->pushed[impl_->turn % kTurns], static_cast<cudaStream_t>(stream)), "event");
+}
+
+const float* PeerExchange::merge(double seconds, void* stream) {
+  const UseDevice use(impl_->gpu);
+  for (const SharedMailbox& other : impl_->held) {
+    if (other == impl_->mailbox) continue;  // this stream comes after it anyway
+    check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), other->pushed[impl_->turn % kTurns], 0), "event");
+  }
+  impl_->start(nullptr, seconds, stream, false, true);
+  return impl_->root();
+}
 
 std::vector<int> PeerExchange::missing() const {
   std::vector<int> out;
   for (std::size_t r = 0; r < impl_->ranks(); ++r) {
-    if (static_cast<volatile unsigned*>(impl_->missing)[r] != 0) out.push_back(static_cast<int>(r));
+    if (static_cast<volatile unsigned*>(impl_->missing())[r] != 0) out.push_back(static_cast<int>(r));
   }
   return out;
 }

@@ -17,9 +17,9 @@ PeerExchange::Address PeerExchange::address() const { return {}; }
 void PeerExchange::connect(std::span<const Address>) {}
 void PeerExchange::disconnect() {}
 bool PeerExchange::share_a_gpu(std::span<const Address>) { return false; }
-float* PeerExchange::exchange(const float*, double, void*) { return nullptr; }
+const float* PeerExchange::exchange(const float*, double, void*) { return nullptr; }
 void PeerExchange::push(const float*, void*) {}
-float* PeerExchange::merge(double, void*) { return nullptr; }
+const float* PeerExchange::merge(double, void*) { return nullptr; }
 std::vector<int> PeerExchange::missing() const { return {}; }
 
 }  // namespace treeattn::kernels::cuda

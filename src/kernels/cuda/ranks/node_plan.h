@@ -10,25 +10,10 @@
 #include <vector>
 
 #include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/pinned_buffer.h"
 #include "kernels/cuda/plan_parts.h"
 
 namespace treeattn::kernels::cuda {
-
-// Memory of the host that the GPU copies from without help.
-class PinnedBuffer {
- public:
-  PinnedBuffer() = default;
-  ~PinnedBuffer() { cudaFreeHost(data_); }
-  PinnedBuffer(const PinnedBuffer&) = delete;
-  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  std::size_t bytes() const { return bytes_; }
-  void resize(std::size_t bytes);
-
- private:
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
 
 // One stream, one GPU, which must be the current one in every call.
 class NodePlan {
@@ -72,7 +57,7 @@ class NodePlan {
   void begin(Tables& tables, std::size_t bytes);
   template <class T>
   T* put(Tables& tables, const T* from, std::size_t count);
-  void send(const Tables& tables);
+  void send(const Tables& tables, bool record = true);
   AttentionParams put_step(Problem& problem, bool q_on_gpu);
   Launch prepare(const Problem& problem, AttentionParams& params);
   void update_split(const Problem& problem, const Launch& launch);
@@ -82,6 +67,7 @@ class NodePlan {
   int multiprocessors_;
   cudaStream_t stream_;
   cudaEvent_t sent_ = nullptr;  // the last copy out of the host's buffers
+  bool recorded_ = true;        // if not, all that is on the stream has to be waited for: one call of the driver less
   Tables step_;                 // what changes from call to call
   Tables split_;                // what does not, mostly
   SplitKey key_;

@@ -44,16 +44,18 @@ class PeerExchange {
   // Lets go of the others' memory. Once all ranks have, it may be freed.
   void disconnect();
   // Whether two of these ranks are threads of one process with the same GPU. They must not use exchange(): the kernel
-  // of one that waits may keep another from being started at all. push() on all, a barrier when it is done, then
-  // merge().
+  // of one that waits may keep another from being started at all. push() on all, a barrier of the host's threads, then
+  // merge(): nothing waits for another rank but what is put on the streams after everybody's work.
   static bool share_a_gpu(std::span<const Address> all);
 
-  // Puts the exchange on the stream. own: this rank's blocks, on its GPU. Returns the root's block, valid until the
-  // next call but one. A rank that does not hear from another within the time ends all the same: see missing().
-  float* exchange(const float* own, double seconds, void* stream);
-  // The two halves of it, as kernels of their own.
+  // Puts the exchange on the stream. own: this rank's blocks, on its GPU. Returns where the root's block will be, in
+  // the host's memory, when the stream is done; valid until the next call. A rank that does not hear from another
+  // within the time ends all the same: see missing().
+  const float* exchange(const float* own, double seconds, void* stream);
+  // The two halves of it, as kernels of their own. The second one is not started before the threads of this process
+  // have pushed; what waits for them is no kernel, so it takes nothing from theirs.
   void push(const float* own, void* stream);
-  float* merge(double seconds, void* stream);
+  const float* merge(double seconds, void* stream);
   // Once the stream is done: the ranks that were not heard from; the result is good when there are none. After that the
   // mailboxes are out of step and must be made anew.
   std::vector<int> missing() const;

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cuda_pipeline.h>
+
+#include <algorithm>
+
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ranks/peer_kernel.h"
 #include "kernels/cuda/ranks/warp_rows.cuh"
@@ -6,9 +10,12 @@
 namespace treeattn::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kLanes;
 static_assert(kThreads >= kMostPeers);
+constexpr int kMostOfLane = 9;  // floats of a row: heads have up to 256 columns
+static_assert(kMostOfLane * kLanes >= 256 + 2);
+constexpr std::size_t kSharedBytes = std::size_t{47} << 10;  // a block has 48 KiB without asking for more
 
 __device__ std::uint64_t now() {
   std::uint64_t time;
@@ -26,6 +33,42 @@ __device__ unsigned look_at(const unsigned* flag) {
   return value;
 }
 
+// A row of this rank's states into all mailboxes, at the same place. All loads are on their way before the first store.
+__device__ void push_row(const PeerParams& p, const float* from, std::int64_t place) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  float value[kMostOfLane];
+#pragma unroll
+  for (int i = 0; i < kMostOfLane; ++i) {
+    if (lane + i * kLanes < p.row_floats) value[i] = from[lane + i * kLanes];
+  }
+  for (int peer = 0; peer < p.ranks; ++peer) {
+    float* to = p.mailbox[(p.rank + peer) % p.ranks] + place + lane;  // not all to the same one first
+#pragma unroll
+    for (int i = 0; i < kMostOfLane; ++i) {
+      if (lane + i * kLanes < p.row_floats) to[i * kLanes] = value[i];
+    }
+  }
+}
+
+// Merges follow one another, and each would wait for what the last one wrote: so a row of all states is copied to
+// shared memory first, where there is room for it.
+__host__ __device__ std::size_t shared_bytes(const PeerParams& p) {
+  return kWarps * static_cast<std::size_t>(p.all_blocks) * static_cast<std::size_t>(p.row_floats) * sizeof(float);
+}
+__host__ __device__ bool fits(const PeerParams& p) { return shared_bytes(p) <= kSharedBytes; }
+
+__device__ float* copy_to_shared(const PeerParams& p, const float* from, std::int64_t stride, float* to) {
+  for (int block = 0; block < p.all_blocks; ++block) {
+    for (int i = static_cast<int>(threadIdx.x) % kLanes; i < p.row_floats; i += kLanes) {
+      __pipeline_memcpy_async(to + block * p.row_floats + i, from + block * stride + i, sizeof(float));
+    }
+  }
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  __syncwarp();
+  return to;
+}
+
 // Block b takes every gridDim-th row of all states, from its own rank's to the merged ones, and its flags say that
 // these rows have come. So it waits for block b of the other ranks alone, and no block of a rank for another of the
 // same.
@@ -33,14 +76,10 @@ __global__ void __launch_bounds__(kThreads) exchange_kernel(const __grid_constan
   const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
   const std::int64_t first = blockIdx.x + std::int64_t{gridDim.x} * warp, step = std::int64_t{gridDim.x} * kWarps;
   const std::int64_t block_floats = p.rows * p.row_floats;
-  for (int peer = 0; p.push && peer < p.ranks; ++peer) {
-    const int to = (p.rank + peer) % p.ranks;  // not all to the same one first
-    for (int block = 0; block < p.blocks; ++block) {
-      const float* from = p.own + block * block_floats;
-      float* there = p.mailbox[to] + (p.first_block + block) * block_floats;
-      for (std::int64_t row = first; row < p.rows; row += step) {
-        for (int i = lane; i < p.row_floats; i += kLanes) there[row * p.row_floats + i] = from[row * p.row_floats + i];
-      }
+  for (int block = 0; p.push && block < p.blocks; ++block) {
+    for (std::int64_t row = first; row < p.rows; row += step) {
+      push_row(p, p.own + block * block_floats + row * p.row_floats,
+               (p.first_block + block) * block_floats + row * p.row_floats);
     }
   }
   __threadfence_system();
@@ -64,19 +103,30 @@ __global__ void __launch_bounds__(kThreads) exchange_kernel(const __grid_constan
   __syncthreads();
   if (alone != 0 || !p.merge) return;
   __threadfence_system();
-  float* box = p.mailbox[p.rank];
+  extern __shared__ float shared[];
   for (std::int64_t row = first; row < p.rows; row += step) {
-    for (int i = 0; i < p.merge_count; ++i) {
-      warp_merge_row(box + p.merges[2 * i] * block_floats + row * p.row_floats,
-                     box + p.merges[2 * i + 1] * block_floats + row * p.row_floats, p.row_floats);
+    float* states = p.mailbox[p.rank] + row * p.row_floats;
+    std::int64_t stride = block_floats;
+    if (fits(p)) {
+      states = copy_to_shared(p, states, stride, shared + warp * p.all_blocks * p.row_floats);
+      stride = p.row_floats;
     }
+    for (int i = 0; i < p.merge_count; ++i) {
+      warp_merge_row(states + p.merges[2 * i] * stride, states + p.merges[2 * i + 1] * stride, p.row_floats);
+    }
+    const float* root = states + p.root * stride;
+    for (int i = lane; i < p.row_floats; i += kLanes) p.result[row * p.row_floats + i] = root[i];
+    __syncwarp();
   }
 }
 
 }  // namespace
 
 void start_exchange(const PeerParams& params, cudaStream_t stream) {
-  exchange_kernel<<<kPeerBlocks, kThreads, 0, stream>>>(params);
+  const auto blocks =
+      static_cast<unsigned>(std::clamp<std::int64_t>((params.rows + kWarps - 1) / kWarps, 1, kPeerBlocks));
+  const std::size_t bytes = params.merge && fits(params) ? shared_bytes(params) : 0;
+  exchange_kernel<<<blocks, kThreads, bytes, stream>>>(params);
   check(cudaGetLastError(), "exchange between GPUs");
 }
 

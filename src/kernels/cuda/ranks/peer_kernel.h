@@ -9,7 +9,7 @@
 namespace treeattn::kernels::cuda {
 
 inline constexpr int kMostPeers = 64;
-// Few, so that those of several ranks on one GPU run at the same time.
+// At most. Few, so that those of several ranks on one GPU run at the same time.
 inline constexpr int kPeerBlocks = 8;
 
 struct PeerParams {
@@ -22,12 +22,15 @@ struct PeerParams {
   bool merge = true;  // waits for all, and merges
   const float* own = nullptr;
   int first_block = 0, blocks = 0;  // of this rank
+  int all_blocks = 0;               // of all ranks
   const int* merges = nullptr;      // [merge_count, 2] on this GPU
   int merge_count = 0;
+  int root = 0;             // the block that holds the root in the end
+  float* result = nullptr;  // [rows] the root's block goes here, in the host's memory
   std::int64_t rows = 0;
   int row_floats = 0;
   std::uint64_t nanoseconds = 0;  // to wait for others
-  unsigned* missing = nullptr;    // [ranks] set where a rank was not heard from
+  unsigned* missing = nullptr;    // [ranks] set where a rank was not heard from; in the host's memory
 };
 
 void start_exchange(const PeerParams& params, cudaStream_t stream);
