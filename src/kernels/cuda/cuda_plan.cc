@@ -175,7 +175,6 @@ Work split(const Problem& problem, const Launch& launch) {
 
 void set_work(const Work& work, const WorkMemory& memory, AttentionParams& params) {
   params.items = memory.items;
-  params.groups = memory.groups;
   params.item_count = static_cast<int>(work.items.size());
   params.rows_per_item = work.rows_per_item;
   params.item_states = reinterpret_cast<float*>(memory.workspace);
@@ -208,12 +207,12 @@ struct CudaPlan::Impl {
   int device = 0;
   kernels::cuda::Launch launch;
   kernels::cuda::AttentionParams params;
-  DeviceBuffer k_table, v_table, lengths, first_query, slopes, sinks, item_list, groups, states, arrived;
+  DeviceBuffer k_table, v_table, lengths, first_query, slopes, sinks, item_list, states, arrived;
 
   std::size_t bytes() const {
     std::size_t sum = 0;
     for (const DeviceBuffer* buffer :
-         {&k_table, &v_table, &lengths, &first_query, &slopes, &sinks, &item_list, &groups, &states, &arrived}) {
+         {&k_table, &v_table, &lengths, &first_query, &slopes, &sinks, &item_list, &states, &arrived}) {
       sum += buffer->bytes();
     }
     return sum;
@@ -257,16 +256,14 @@ CudaPlan::CudaPlan(int device, const AttentionInput& in, const AttentionOptions&
 
   const kernels::cuda::Work work = kernels::cuda::split(problem, plan.launch);
   plan.item_list = upload(work.items);
-  plan.groups = upload(work.groups);
   plan.states = DeviceBuffer(work.workspace_bytes);
   plan.arrived = DeviceBuffer(work.counters * sizeof(unsigned));
   check(cudaMemset(plan.arrived.as<unsigned>(), 0, plan.arrived.bytes()), "clearing of counters");
   check(cudaStreamSynchronize(cudaStreamLegacy), "clearing of counters");  // before any stream of the caller's
 
-  kernels::cuda::set_work(work,
-                          {plan.item_list.as<kernels::cuda::WorkItem>(), plan.groups.as<kernels::cuda::MergeGroup>(),
-                           plan.states.as<std::byte>(), plan.arrived.as<unsigned>()},
-                          p);
+  kernels::cuda::set_work(
+      work, {plan.item_list.as<kernels::cuda::WorkItem>(), plan.states.as<std::byte>(), plan.arrived.as<unsigned>()},
+      p);
 }
 
 CudaPlan::~CudaPlan() = default;

@@ -17,18 +17,18 @@ __global__ void __launch_bounds__(kThreads) generic_kernel(const __grid_constant
   const GenericScratch scratch(memory, rows, p.k.dim);
   generic_node(p, item, scratch);
   const int floats = rows * row_state_floats(p.v.dim);
-  float* to = p.item_states + (p.groups[item.group].first_item + item.place) *
-                                  (static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(p.v.dim));
+  float* to = p.item_states +
+              (item.group_slot + item.place) * (static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(p.v.dim));
   for (int i = threadIdx.x; i < floats; i += blockDim.x) to[i] = scratch.stack[i];
   __syncthreads();
-  finish_item(p, item, memory);
+  finish_item(p, item);
 }
 
 }  // namespace
 
 Launch find_generic(const AttentionParams& params, int rows) {
   rows = std::min(rows, kGenericRows);
-  const std::size_t floats = std::max(GenericScratch::floats(rows, params.k.dim, params.v.dim), merge_floats(rows));
+  const std::size_t floats = GenericScratch::floats(rows, params.k.dim, params.v.dim);
   return {generic_kernel, kThreads, floats * sizeof(float), "generic", {kGenericRows, kGenericLevels}, 0};
 }
 

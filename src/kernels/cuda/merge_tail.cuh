@@ -86,62 +86,46 @@ __device__ inline void store_result(const AttentionParams& p, int node, std::int
   }
 }
 
-// Shared memory to merge kMergeAtOnce states a row: m, l, and two weights.
-__host__ __device__ inline std::size_t merge_floats(int rows) {
-  return static_cast<std::size_t>(rows) * 4 * kMergeAtOnce;
-}
-
-// Merges kCount states [rows], `stride` floats apart, along the tree, and stores the result. The loads of the values
-// are on their way while the maxima give every merge its weights.
+// Merges kCount states of every row, `stride` floats apart, along the tree, and stores the result. A warp takes a row
+// and needs nobody else. Lane k has m and l of state k % kCount; all lanes find m and l of the row together, and each
+// keeps the weights of the merge at which its state begins the higher side. Meanwhile the values are on their way, four
+// columns of every state a lane.
 template <int kCount>
-__device__ void merge_group(const AttentionParams& p, const WorkItem& item, int node, const float* states,
-                            std::int64_t stride, float* scratch) {
-  const int rows = item.rows(), row_floats = row_state_floats(p.v.dim), units = p.v.dim / 4;
-  float* const top = scratch;                                                  // [kCount, rows]
-  float* const sum = top + kCount * rows;                                      // [kCount, rows]
-  auto* const weights = reinterpret_cast<MergeWeights*>(sum + kCount * rows);  // [kCount - 1, rows]
-  for (int i = threadIdx.x; i < kCount * rows; i += blockDim.x) {
-    const float* at = states + i / rows * stride + i % rows * row_floats + p.v.dim;
-    const float2 from = __ldcg(reinterpret_cast<const float2*>(at));
-    top[i] = from.x;
-    sum[i] = from.y;
-  }
-  float4 value[kCount];
-  const auto load = [&](int unit) {
-    const float* from = states + unit / units * row_floats + unit % units * 4;
+__device__ void merge_group(const AttentionParams& p, const WorkItem& item, const float* states, std::int64_t stride) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, units = p.v.dim / 4;
+  for (int r = static_cast<int>(threadIdx.x) / 32; r < item.rows(); r += static_cast<int>(blockDim.x) / 32) {
+    const float* const row = states + r * row_state_floats(p.v.dim);
+    const float2 own = __ldcg(reinterpret_cast<const float2*>(row + lane % kCount * stride + p.v.dim));
+    float4 value[kCount];
+    const auto load = [&](int unit) {
+      const float* from = row + min(unit, units - 1) * 4;
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) value[k] = __ldcg(reinterpret_cast<const float4*>(from + k * stride));
-  };
-  int unit = threadIdx.x;
-  if (unit < rows * units) load(unit);
-  __syncthreads();
-  int done = 0;
-#pragma unroll 1
-  for (int width = 1; width < kCount; width *= 2) {
-    const int pairs = kCount / (2 * width);
-    for (int i = threadIdx.x; i < pairs * rows; i += blockDim.x) {
-      const int low = i / rows * 2 * width * rows + i % rows, high = low + width * rows;
-      const MergeWeights w = MergeWeights::of(top[low], top[high], top[low]);
-      weights[(done + i / rows) * rows + i % rows] = w;
-      sum[low] = w.merged(sum[low], sum[high]);
-    }
-    done += pairs;
-    __syncthreads();
-  }
-  while (unit < rows * units) {
-    const int r = unit / units;
-    const MergeWeights* weight = weights + r;
+      for (int k = 0; k < kCount; ++k) value[k] = __ldcg(reinterpret_cast<const float4*>(from + k * stride));
+    };
+    load(lane);
+    float m = own.x, l = own.y;
+    MergeWeights kept{1.0f, 1.0f};
 #pragma unroll
     for (int width = 1; width < kCount; width *= 2) {
-#pragma unroll
-      for (int k = 0; k < kCount; k += 2 * width) {
-        value[k] = weight->merged(value[k], value[k + width]);
-        weight += rows;
-      }
+      const float other_m = __shfl_xor_sync(~0u, m, width), other_l = __shfl_xor_sync(~0u, l, width);
+      const bool higher = (lane & width) != 0;
+      const MergeWeights w = MergeWeights::of(higher ? other_m : m, higher ? m : other_m, m);
+      l = w.merged(higher ? other_l : l, higher ? l : other_l);
+      if (lane % (2 * width) == width) kept = w;
     }
-    store_result(p, node, global_row(p, item, r), unit % units * 4, top[r], sum[r], value[0]);
-    unit += blockDim.x;
-    if (unit < rows * units) load(unit);
+#pragma unroll 1
+    for (int first = 0; first < units; first += 32) {
+      if (first > 0) load(first + lane);
+#pragma unroll
+      for (int width = 1; width < kCount; width *= 2) {
+#pragma unroll
+        for (int k = 0; k < kCount; k += 2 * width) {
+          const MergeWeights w{__shfl_sync(~0u, kept.lower, k + width), __shfl_sync(~0u, kept.higher, k + width)};
+          value[k] = w.merged(value[k], value[k + width]);
+        }
+      }
+      if (first + lane < units) store_result(p, item.node, global_row(p, item, r), (first + lane) * 4, m, l, value[0]);
+    }
   }
 }
 
@@ -151,14 +135,12 @@ __device__ __noinline__ inline void merge_pairs(float* states, std::int64_t stri
   merge_blocks(count / 2, rows, v_dim, lower, [&](int pair) { return lower(pair) + stride; });
 }
 
-// Called by all threads of the block once item_states of this block's item is written. scratch: merge_floats of shared
-// memory.
-__device__ inline void finish_item(const AttentionParams& p, const WorkItem& item, float* scratch) {
-  const MergeGroup group = p.groups[item.group];
+// Called by all threads of the block once item_states of this block's item is written.
+__device__ inline void finish_item(const AttentionParams& p, const WorkItem& item) {
   std::int64_t stride = static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(p.v.dim);
-  float* states = p.item_states + group.first_item * stride;
+  float* states = p.item_states + item.group_slot * stride;
   __syncthreads();
-  if (group.items > 1) {
+  if (item.group_items > 1) {
     bool last = false;
     if (threadIdx.x == 0) {
       // Releases what the block wrote before the barrier, acquires what others released.
@@ -167,26 +149,26 @@ __device__ inline void finish_item(const AttentionParams& p, const WorkItem& ite
                    : "=r"(before)
                    : "l"(p.arrived + item.group)
                    : "memory");
-      last = before + 1 == static_cast<unsigned>(group.items);
+      last = before + 1 == static_cast<unsigned>(item.group_items);
       if (last) p.arrived[item.group] = 0;  // for the next call
     }
     if (!__syncthreads_or(last)) return;
   }
-  int count = group.items;
+  int count = item.group_items;
   for (; count > kMergeAtOnce; count /= 2, stride *= 2) merge_pairs(states, stride, count, item.rows(), p.v.dim);
   switch (count) {
     case 1:
-      return merge_group<1>(p, item, group.node, states, stride, scratch);
+      return merge_group<1>(p, item, states, stride);
     case 2:
-      return merge_group<2>(p, item, group.node, states, stride, scratch);
+      return merge_group<2>(p, item, states, stride);
     case 4:
-      return merge_group<4>(p, item, group.node, states, stride, scratch);
+      return merge_group<4>(p, item, states, stride);
     case 8:
-      return merge_group<8>(p, item, group.node, states, stride, scratch);
+      return merge_group<8>(p, item, states, stride);
     case 16:
-      return merge_group<16>(p, item, group.node, states, stride, scratch);
+      return merge_group<16>(p, item, states, stride);
     default:
-      return merge_group<32>(p, item, group.node, states, stride, scratch);
+      return merge_group<32>(p, item, states, stride);
   }
 }
 

@@ -40,9 +40,12 @@ struct WorkItem {
   std::int32_t heads = 0;
   std::int32_t first_leaf = 0;
   std::int32_t leaves = 0;  // a power of two; the node is [first_leaf, first_leaf + leaves)
-  std::int32_t group = 0;   // items that are merged together
-  std::int32_t place = 0;   // among the items of its group, in the order of the tree
   std::int32_t chunks = 0;  // with keys
+  std::int32_t node = 0;    // which of the nodes that were asked for; a group of items makes the states of one
+  std::int32_t group = 0;
+  std::int32_t group_items = 1;
+  std::int32_t group_slot = 0;  // of the states of the group's first item
+  std::int32_t place = 0;       // among the items of its group, in the order of the tree
 
   // Row order: (query, head).
 #ifdef __CUDACC__
@@ -67,13 +70,6 @@ constexpr int waiting_floats(int v_dim) { return kPrefillRows * (v_dim + 8); }
 
 // Most states that the last block of a group merges at once.
 inline constexpr int kMergeAtOnce = 32;
-
-// Items whose states make one node that was asked for.
-struct MergeGroup {
-  std::int32_t first_item = 0;  // slot of the first item's states
-  std::int32_t items = 0;
-  std::int32_t node = 0;  // which of the nodes that were asked for
-};
 
 struct AttentionParams {
   const std::byte* q = nullptr;
@@ -102,7 +98,6 @@ struct AttentionParams {
   int leaf_chunks = 0;  // contiguous placement: chunks of a leaf, 2^24 at most; 0: cyclic
 
   const WorkItem* items = nullptr;
-  const MergeGroup* groups = nullptr;
   int item_count = 0;
   int rows_per_item = 0;         // rows of the largest item; the stride of item_states
   float* item_states = nullptr;  // [items, rows_per_item, row_state_floats]

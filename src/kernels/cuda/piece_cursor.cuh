@@ -10,6 +10,11 @@ namespace treeattn::kernels::cuda {
 
 inline constexpr int kMmaWarps = 4;
 
+// a / b; quick where b is a power of two, as it mostly is.
+__device__ inline unsigned quotient(unsigned a, unsigned b) {
+  return (b & (b - 1)) == 0 ? a >> (31 - __clz(static_cast<int>(b))) : a / b;
+}
+
 // The keys of an item, as local indices. 32 bits: the host sends longer sequences to the generic kernel.
 struct ItemKeys {
   int begin, end;          // what some row sees
@@ -47,10 +52,8 @@ struct ItemKeys {
     all_end = static_cast<int>(all.end);
     first_key = static_cast<int>(p.first_key);
     chunk_tokens = static_cast<int>(p.order.chunk_tokens);
-    first_chunk = static_cast<unsigned>(first_key + begin) / static_cast<unsigned>(chunk_tokens);
-    last_chunk =
-        begin < end ? static_cast<int>(static_cast<unsigned>(first_key + end - 1) / static_cast<unsigned>(chunk_tokens))
-                    : -1;
+    first_chunk = static_cast<int>(quotient(first_key + begin, chunk_tokens));
+    last_chunk = begin < end ? static_cast<int>(quotient(first_key + end - 1, chunk_tokens)) : -1;
     first_leaf = item.first_leaf;
     leaves = item.leaves;
     branches = p.order.branches;
@@ -168,7 +171,7 @@ struct RowSource {
       table = kv.page_table + item.batch * kv.pages_per_sequence;
     }
   }
-  __device__ unsigned page_of(int token) const { return static_cast<unsigned>(token) / page_tokens; }
+  __device__ unsigned page_of(int token) const { return quotient(static_cast<unsigned>(token), page_tokens); }
   __device__ const std::byte* row(int token) const {
     if (table == nullptr) return base + token * row_bytes;
     const unsigned page = page_of(token);

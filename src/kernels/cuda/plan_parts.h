@@ -20,7 +20,6 @@ Work split(const Problem& problem, const Launch& launch);
 // Memory of the GPU: a copy of the work's lists, work.workspace_bytes that may hold anything, work.counters zeros.
 struct WorkMemory {
   const WorkItem* items = nullptr;
-  const MergeGroup* groups = nullptr;
   std::byte* workspace = nullptr;
   unsigned* counters = nullptr;
 };

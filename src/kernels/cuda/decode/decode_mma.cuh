@@ -45,7 +45,7 @@ struct MmaLayout {
   // levels: log2 of the most leaves with keys that an item has.
   static std::size_t shared_bytes(int rows, int levels) {
     const std::size_t working = kStates + LeafMerge<Warp::kDim, Warp::kRows>::floats(rows, levels) * sizeof(float);
-    const std::size_t afterwards = std::max(GenericScratch::floats(rows, Warp::kDim, Warp::kDim), merge_floats(rows));
+    const std::size_t afterwards = GenericScratch::floats(rows, Warp::kDim, Warp::kDim);
     return std::max(working, afterwards * sizeof(float));
   }
 };
@@ -140,17 +140,17 @@ class MmaWarp {
     for (int step = 0; step < 4; ++step) {
       column[step] = Copy::offset(lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2);
     }
+  }
+
+  // Rows that the item does not have repeat its last: nobody reads what becomes of them.
+  __device__ void load_queries() {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const int row = lane / 4 + half * 8;
-      const bool there = row < item.rows();
-      const std::byte* from =
-          query_row(p, item.batch, query_of(item, there ? row : 0), head_of(p, item, there ? row : 0));
+      const int row = min(lane / 4 + half * 8, item.rows() - 1);
+      const auto* from =
+          reinterpret_cast<const std::uint32_t*>(query_row(p, item.batch, query_of(item, row), head_of(p, item, row)));
 #pragma unroll
-      for (int i = 0; i < 2 * kSteps; ++i) {
-        const auto pair = reinterpret_cast<const std::uint32_t*>(from)[i * 4 + lane % 4];
-        q[i / 2][i % 2 * kHalves + half] = there ? pair : 0;
-      }
+      for (int i = 0; i < 2 * kSteps; ++i) q[i / 2][i % 2 * kHalves + half] = from[i * 4 + lane % 4];
     }
   }
 
@@ -274,8 +274,8 @@ class MmaWarp {
 
 // Limbs of a weight times infinity, or a hidden NaN times zero, are not what they stand for: once more, plainly, and
 // the rows of `to` that are not finite replaced.
-__device__ __noinline__ inline void redo_item(const AttentionParams& p, const WorkItem& item, float* to,
-                                              float* memory) {
+__device__ __noinline__ inline void redo_item(const AttentionParams& p, float* to, float* memory) {
+  const WorkItem item = p.items[blockIdx.x];
   const int rows = item.rows(), row_floats = row_state_floats(p.v.dim);
   const GenericScratch scratch(memory, rows, p.k.dim);
   __syncthreads();
@@ -316,6 +316,8 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   const typename Warp::Scales scales(
       p, item, shared_address(memory + Layout::kScales) + number * kStages * Warp::Scales::kBytes, kStages);
   barriers.init(kStages, !p.tensor_copies ? 32 : scales.any() ? 33 : 1);
+  Warp warp(p, item, lane);
+  warp.clear();
 
   if (few) {
     sequence = {__shfl_sync(~0u, sequence.first_query, item.batch), __shfl_sync(~0u, sequence.length, item.batch)};
@@ -351,14 +353,13 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
     __syncwarp();
     return piece.leaf;
   };
-  Warp warp(p, item, lane);
   LeafMerge<kDim, Warp::kRows> merger(reinterpret_cast<float*>(memory + Layout::kStates), rows);
-  warp.clear();
   // A turn takes a piece from a stage and starts the next into it; the first turns only start. The code is long, and
   // a short call spends its time waiting for instructions: so this is its only copy.
   int leaf_at[kStages];  // of the pieces on their way, the next first
   unsigned phase = 0;
   for (int stage = 0, turn = -kStages; !at.done(keys); ++turn) {
+    if (turn == 0) warp.load_queries();
     if (turn >= 0) {
       if (leaf_at[0] != at.leaf) {
         warp.store(merger.state_of(number), rows);
@@ -386,11 +387,11 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
       if (turn >= 0) phase ^= 1;
     }
   }
-  const std::int64_t slot = p.groups[item.group].first_item + item.place;
+  const std::int64_t slot = item.group_slot + item.place;
   float* to = p.item_states + slot * (static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(kDim));
   const bool finite = merger.store_root(to);
-  if (__syncthreads_or(!finite)) redo_item(p, item, to, reinterpret_cast<float*>(memory));
-  finish_item(p, item, reinterpret_cast<float*>(memory));
+  if (__syncthreads_or(!finite)) redo_item(p, to, reinterpret_cast<float*>(memory));
+  finish_item(p, item);
 }
 
 // levels: log2 of the most leaves with keys of an item. States that wait for others take shared memory: the more rows,

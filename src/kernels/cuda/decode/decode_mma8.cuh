@@ -51,21 +51,23 @@ class Mma8Warp {
 #pragma unroll
       for (int j = 0; j < 2; ++j) value_offset[i][j] = byte_offset(lane % 4 * 2 + j, (i * 8 + lane / 4) * kValueBytes);
     }
+  }
+
+  // Rows that the item does not have repeat its last: nobody reads what becomes of them.
+  __device__ void load_queries() {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const int row = lane / 4 + half * 8;
-      const bool there = row < item.rows();
-      const std::byte* from =
-          query_row(p, item.batch, query_of(item, there ? row : 0), head_of(p, item, there ? row : 0));
+      const int row = min(lane / 4 + half * 8, item.rows() - 1);
+      const std::byte* from = query_row(p, item.batch, query_of(item, row), head_of(p, item, row));
       switch (p.q_dtype) {
         case DType::kBFloat16:
-          load_query<__nv_bfloat16>(half, from, there);
+          load_query<__nv_bfloat16>(half, from);
           break;
         case DType::kFloat16:
-          load_query<__half>(half, from, there);
+          load_query<__half>(half, from);
           break;
         default:
-          load_query<float>(half, from, there);
+          load_query<float>(half, from);
       }
       logit_unit[half] = q.unit[half] * (p.scale * kLog2E);
     }
@@ -153,13 +155,12 @@ class Mma8Warp {
   // Where a byte of a row lies.
   __device__ static std::uint32_t byte_offset(int row, int byte) { return Copy::offset(row, byte / 16) + byte % 16; }
 
-  // Columns of a row of q in the order of this thread's words of a key; zeros where there is no such row.
+  // Columns of a row of q in the order of this thread's words of a key.
   template <class T>
-  __device__ void load_query(int half, const std::byte* from, bool there) {
+  __device__ void load_query(int half, const std::byte* from) {
     q.load(half, [&](int step) {
       const int column = key_byte(step / kKeyWords) + step % kKeyWords * 4;
-      const float4 four = four_elements<T>(from + column * static_cast<int>(sizeof(T)));
-      return there ? four : make_float4(0, 0, 0, 0);
+      return four_elements<T>(from + column * static_cast<int>(sizeof(T)));
     });
   }
 

@@ -137,8 +137,7 @@ Work split_work(const Problem& problem, ItemLimits limits, int slots, int busy) 
     for (std::int64_t q = 0; q < problem.q.queries; q += tile.queries) {
       for (std::int64_t h0 = 0; h0 < group; h0 += tile.heads) {
         for (std::int64_t h = 0; h < problem.k.kv_heads; ++h) {
-          const auto id = static_cast<std::int32_t>(work.groups.size());
-          work.groups.push_back({static_cast<std::int32_t>(work.items.size()), parts, share.node()});
+          const auto slot = static_cast<std::int32_t>(work.items.size());
           for (int part = 0; part < parts; ++part) {
             WorkItem item;
             item.batch = static_cast<std::int32_t>(share.batch());
@@ -149,12 +148,16 @@ Work split_work(const Problem& problem, ItemLimits limits, int slots, int busy) 
             item.heads = static_cast<std::int32_t>(std::min(tile.heads, group - h0));
             item.first_leaf = share.first_leaf() + part * width;
             item.leaves = width;
-            item.group = id;
-            item.place = part;
             item.chunks = static_cast<std::int32_t>(std::min<std::int64_t>(share.chunks(part, parts), 1 << 30));
+            item.node = share.node();
+            item.group = static_cast<std::int32_t>(work.counters);
+            item.group_items = parts;
+            item.group_slot = slot;
+            item.place = part;
             work.rows_per_item = std::max(work.rows_per_item, item.rows());
             work.items.push_back(item);
           }
+          ++work.counters;
         }
       }
     }
@@ -168,7 +171,6 @@ Work split_work(const Problem& problem, ItemLimits limits, int slots, int busy) 
   });
   work.workspace_bytes = work.items.size() * static_cast<std::size_t>(work.rows_per_item) * sizeof(float) *
                          static_cast<std::size_t>(row_state_floats(static_cast<int>(problem.v.head_dim)));
-  work.counters = work.groups.size();
   return work;
 }
 

@@ -11,7 +11,6 @@ namespace treeattn::kernels::cuda {
 
 struct Work {
   std::vector<WorkItem> items;  // in the order they are launched
-  std::vector<MergeGroup> groups;
   int rows_per_item = 0;
   std::size_t workspace_bytes = 0;  // of all blocks
   std::size_t counters = 0;

@@ -34,8 +34,7 @@ __global__ void __launch_bounds__(kRedoThreads) redo_kernel(const __grid_constan
       if ((bad[i] >> (4 * row) & 1) == 0) continue;
       const float* state = scratch.stack + row * row_floats;
       const float4 o = make_float4(state[column], state[column + 1], state[column + 2], state[column + 3]);
-      store_result(p, p.groups[item.group].node, global_row(p, item, row), column, state[p.v.dim], state[p.v.dim + 1],
-                   o);
+      store_result(p, item.node, global_row(p, item, row), column, state[p.v.dim], state[p.v.dim + 1], o);
     }
   }
 }

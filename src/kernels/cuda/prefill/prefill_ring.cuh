@@ -14,8 +14,7 @@ inline constexpr int kPrefillBox = 64;    // keys of a tensor copy
 // What all threads have to know of an item.
 struct PrefillItem {
   WorkItem item;
-  int number;  // -1: no more work
-  int node;
+  int number;        // -1: no more work
   int length;        // of the sequence
   std::int64_t own;  // where its first query stands, as a local key index
   bool empty;        // it has no keys, so no tiles

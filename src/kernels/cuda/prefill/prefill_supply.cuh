@@ -56,7 +56,6 @@ class PrefillSupply {
     PrefillItem& to = ring.items[item_phase];
     to.item = item;
     to.number = number;
-    to.node = p.groups[item.group].node;
     to.length = static_cast<int>(p.lengths[item.batch]);
     to.own = p.first_query[item.batch] + item.query0 - p.first_key;
     to.empty = empty;

@@ -56,7 +56,7 @@ Work split_prefill(const Problem& problem, int slots) {
       for (std::size_t n = 0; n < problem.nodes.size(); ++n) {
         item.first_leaf = problem.nodes[n].first_leaf();
         item.leaves = problem.nodes[n].last_leaf() - item.first_leaf;
-        item.group = static_cast<std::int32_t>(n);
+        item.node = static_cast<std::int32_t>(n);
         for (std::int64_t h = 0; h < problem.q.heads; ++h) {
           item.kv_head = static_cast<std::int32_t>(h / problem.group());
           item.head0 = static_cast<std::int32_t>(h % problem.group());
@@ -66,7 +66,6 @@ Work split_prefill(const Problem& problem, int slots) {
     }
   }
   for (std::size_t n = 0; n < problem.nodes.size(); ++n) {
-    work.groups.push_back({0, 1, static_cast<std::int32_t>(n)});
     work.waiting_levels = std::max(work.waiting_levels, problem.nodes[n].level);
   }
   const std::size_t blocks = std::min(work.items.size(), static_cast<std::size_t>(slots));

@@ -122,10 +122,8 @@ void NodePlan::update_split(const Problem& problem, const Launch& launch) {
   if (key == key_) return;
   key_.clear();
   work_ = split(problem, launch);
-  const std::size_t items = work_.items.size(), groups = work_.groups.size();
-  begin(split_, aligned(items * sizeof(WorkItem)) + aligned(groups * sizeof(MergeGroup)));
-  items_ = put(split_, work_.items.data(), items);
-  groups_ = put(split_, work_.groups.data(), groups);
+  begin(split_, aligned(work_.items.size() * sizeof(WorkItem)));
+  items_ = put(split_, work_.items.data(), work_.items.size());
   send(split_);
   grow(workspace_, work_.workspace_bytes, false);
   grow(arrived_, work_.counters * sizeof(unsigned), true);
@@ -157,7 +155,7 @@ AttentionParams NodePlan::put_step(Problem& problem, bool q_on_gpu) {
 Launch NodePlan::prepare(const Problem& problem, AttentionParams& p) {
   const Launch launch = prepare_launch(problem, multiprocessors_, p);
   update_split(problem, launch);
-  set_work(work_, {items_, groups_, workspace_.as<std::byte>(), arrived_.as<unsigned>()}, p);
+  set_work(work_, {items_, workspace_.as<std::byte>(), arrived_.as<unsigned>()}, p);
   kernel_ = launch.name;
   return launch;
 }

@@ -74,7 +74,6 @@ class NodePlan {
   Work work_;
   const char* kernel_ = "";
   const WorkItem* items_ = nullptr;
-  const MergeGroup* groups_ = nullptr;
   DeviceBuffer workspace_, arrived_, states_, step_queries_;
   SplitKey step_key_;
   AttentionParams step_params_;
