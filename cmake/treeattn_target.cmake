@@ -58,3 +58,20 @@ function(treeattn_use_headers target)
     endif()
   endforeach()
 endfunction()
+
+# treeattn_precompile(target header...), or (target REUSE_FROM other): headers of other people that most files of a target
+# include, parsed once for all of them. Not for what is compiled for another instruction set.
+option(TREEATTN_PCH "Parse other people's headers once for each target: for builds that are run once, without ccache" OFF)
+function(treeattn_precompile target)
+  if(TREEATTN_PCH)
+    if(ARGV1 STREQUAL "REUSE_FROM")
+      target_precompile_headers(${target} ${ARGN})
+    else()
+      target_precompile_headers(${target} PRIVATE ${ARGN})
+    endif()
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+      # As above; and in a precompiled header GCC forgets that the place is the system's. Other builds look at ours.
+      target_compile_options(${target} PRIVATE -Wno-stringop-overflow -Wno-stringop-overread -Wno-array-bounds)
+    endif()
+  endif()
+endfunction()

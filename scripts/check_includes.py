@@ -4,9 +4,13 @@
 
 The rooms of src/ are layers, and nothing below includes anything above. Public headers may be included from anywhere;
 they include only each other and the standard library. Every source file also opens with its licence.
+
+And who uses what is precompiled (treeattn_precompile in cmake/treeattn_target.cmake) includes it, itself or by a header
+of ours: a build that precompiles does not notice, one that does not would fail.
 """
 
 import argparse
+import functools
 import pathlib
 import re
 import sys
@@ -31,6 +35,30 @@ OUTSIDE = {
     "python": set(),
     "tests": set(ROOMS),
 }
+
+# What is precompiled -> how it shows that it is used.
+PRECOMPILED = {
+    "algorithm": r"std::(sort|stable_sort|partial_sort|max_element|min_element|find_if|all_of|any_of|copy_n|fill_n)\b",
+    "chrono": r"std::chrono::",
+    "cmath": r"std::(sqrt|exp|log|log2|fabs|pow|isfinite|isnan|ceil|floor|cos|sin|ldexp)\(",
+    "filesystem": r"std::filesystem::",
+    "fstream": r"std::[io]?fstream\b",
+    "functional": r"std::function\b",
+    "map": r"std::map\b",
+    "memory": r"std::(unique_ptr|shared_ptr|weak_ptr|make_unique|make_shared)\b",
+    "optional": r"std::(optional|nullopt)\b",
+    "random": r"std::(mt19937|normal_distribution|uniform_\w+_distribution|seed_seq|random_device)",
+    "span": r"std::span\b",
+    "string": r"std::(string|to_string)\b",
+    "thread": r"std::(thread|this_thread)\b",
+    "vector": r"std::vector\b",
+    "fmt/format.h": r"\bfmt::",
+    "CLI/CLI.hpp": r"\bCLI::",
+    "gtest/gtest.h": r"\b(TEST|TEST_F|TEST_P|EXPECT_\w+|ASSERT_\w+)\(",
+    "nlohmann/json.hpp": r"\bnlohmann::",
+}
+# Headers that give the same names, or enough of them.
+INSTEAD = {"fmt/format.h": {"fmt/core.h", "fmt/ranges.h"}, "nlohmann/json.hpp": {"nlohmann/json_fwd.hpp"}}
 
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
 LICENCE = "// SPDX-License-Identifier: Apache-2.0"
@@ -72,6 +100,41 @@ def wrong_include(path, quoted, target):
     return None
 
 
+@functools.cache
+def includes_of(root, path):
+    """What a file names, and which of these are files of ours."""
+    targets = [match[2] for match in map(INCLUDE.match, path.read_text(encoding="utf-8").splitlines()) if match]
+    places = [path.parent, *(root / folder for folder in ("include", "src", "tools", "tests", "bench"))]
+    return targets, [place / target for target in targets for place in places if (place / target).is_file()]
+
+
+def all_includes(root, path):
+    """What a file includes, itself or by headers of ours."""
+    found, files, seen = set(), [path], set()
+    while files:
+        file = files.pop()
+        if file not in seen:
+            seen.add(file)
+            targets, ours = includes_of(root, file)
+            found.update(targets)
+            files += ours
+    return found
+
+
+def missing_includes(root, path, lines):
+    """(line, header) of what is precompiled, used, and not included."""
+    if path.suffix not in {".h", ".cc"}:
+        return
+    included = all_includes(root, root / path)
+    missing = [header for header in PRECOMPILED if not ({header} | INSTEAD.get(header, set())) & included]
+    code = "\n".join(line.split("//")[0] for line in lines)
+    for header in missing:
+        use = re.search(PRECOMPILED[header], code)
+        declared = f"namespace {header.split('/')[0]} {{\n" in code  # what it needs of it, by itself
+        if use and not declared:
+            yield code.count("\n", 0, use.start()) + 1, header
+
+
 def check_file(root, path):
     lines = (root / path).read_text(encoding="utf-8").splitlines()
     if not lines or lines[0] != LICENCE:
@@ -82,6 +145,8 @@ def check_file(root, path):
             reason = wrong_include(path, match[1] == '"', match[2])
             if reason:
                 yield f"{path}:{number}: includes {match[2]}: {reason}"
+    for number, header in missing_includes(root, path, lines):
+        yield f"{path}:{number}: uses <{header}> and does not include it, nor does a header of ours that it includes"
 
 
 def main():

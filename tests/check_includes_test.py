@@ -19,6 +19,10 @@ CLEAN = {
     "tools/main.cc": '#include "commands.h"\n#include "base/buffer.h"\n#include <CLI/CLI.hpp>\n',
     "tests/a_test.cc": '#include "model/llama.h"\n#include <gtest/gtest.h>\n',
     "examples/one/main.cc": "#include <treeattn/treeattn.h>\n",
+    # What is precompiled: by a header of ours, in a comment, declared here.
+    "src/plan/lists.h": "#include <vector>\nstd::vector<int> list();\n",
+    "src/plan/lists.cc": '#include "plan/lists.h"\n// std::map\nstd::vector<int> list() { return {}; }\n',
+    "tools/options.h": "namespace CLI {\nclass App;\n}\nvoid add(CLI::App& app);\n",
 }
 
 # Each: the file, its text, the line that must be named.
@@ -41,6 +45,9 @@ PLANTED = [
     ("include/treeattn/cuda.h", "#include <cuda_runtime.h>\n", 2),
     ("include/treeattn/nccl.h", "#include <nccl.h>\n", 2),
     ("include/treeattn/simd.h", "#include <hwy/highway.h>\n", 2),
+    ("src/plan/map.cc", '#include "plan/lists.h"\nstd::vector<int> a;\nstd::map<int, int> b;\nstd::map<int, int> c;\n', 4),
+    ("tools/parse.cc", "void parse(CLI::App& app);\n", 2),
+    ("tests/c_test.cc", "#include <string>\nTEST(A, B) {}\n", 3),
 ]
 
 

@@ -3,8 +3,7 @@
 // (tests/peers/llama_transformers.py --golden; its live comparison covers many more).
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -16,9 +15,13 @@
 #include "model/config.h"
 #include "model/llama.h"
 #include "model/weights.h"
+#include "rounded_llama.h"
 
 namespace treeattn::model {
 namespace {
+
+using testing_model::kMostDeviations;
+using testing_model::RoundedLlama;
 
 class LlamaGolden : public testing::TestWithParam<const char*> {};
 
@@ -27,8 +30,10 @@ TEST_P(LlamaGolden, HasTheLogitsOfTransformers) {
   const auto expected = nlohmann::json::parse(std::ifstream(directory / "expected.json"));
   const auto tokens = expected["tokens"].get<std::vector<std::int32_t>>();
   const auto prompt = expected["prompt"].get<std::size_t>();
-  const auto want = expected["logits"].get<std::vector<std::vector<double>>>();
-  ASSERT_EQ(want.size(), tokens.size() - prompt + 1);
+  std::vector<double> want;
+  for (const auto& row : expected["logits"]) {
+    for (const double x : row) want.push_back(x);
+  }
 
   ThreadPool pool(2);
   const auto ops = kernels::cpu_model_ops(pool);
@@ -39,24 +44,22 @@ TEST_P(LlamaGolden, HasTheLogitsOfTransformers) {
   options.order.chunk_tokens = 64;
   Llama llama(weights, self_communicator(), *ops, pool, options);
   const SequenceId id = llama.add_sequence();
-  std::vector<float> logits(static_cast<std::size_t>(config.vocab));
-  double largest = 0;
-  for (const auto& row : want) {
-    for (const double x : row) largest = std::max(largest, std::fabs(x));
+  const auto vocab = static_cast<std::size_t>(config.vocab);
+  std::vector<float> got((tokens.size() - prompt + 1) * vocab);
+  ASSERT_EQ(want.size(), got.size());
+  llama.prefill(id, std::span(tokens).first(prompt), std::span(got).first(vocab));
+  for (std::size_t i = prompt; i < tokens.size(); ++i) {
+    llama.decode({&id, 1}, {&tokens[i], 1}, std::span(got).subspan((i - prompt + 1) * vocab, vocab));
   }
-  // As in llama_transformers.py: float32 is off by the angles of the judge, bfloat16 weights by the activations that
-  // are rounded to meet them.
-  const bool wide = weights->head().dtype == DType::kFloat32;
-  const double tolerance = (wide ? 0x1p-11 : 0x1p-3) * largest;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    if (i == 0) {
-      llama.prefill(id, std::span(tokens).first(prompt), logits);
-    } else {
-      llama.decode({&id, 1}, {&tokens[prompt + i - 1], 1}, logits);
-    }
-    ASSERT_EQ(want[i].size(), logits.size());
-    for (std::size_t t = 0; t < logits.size(); ++t) EXPECT_NEAR(logits[t], want[i][t], tolerance) << i << ", " << t;
-  }
+
+  // Both against double precision, each within the bound of what it rounds.
+  RoundedLlama theirs(*weights, tokens, prompt - 1, testing_model::transformers_arithmetic(53));
+  const double off = theirs.deviations_off(std::span<const double>(want));
+  EXPECT_LE(off, kMostDeviations);
+  RoundedLlama ours(*weights, tokens, prompt - 1, testing_model::our_arithmetic(options.kv_type));
+  const double our_off = ours.deviations_off(std::span<const float>(got));
+  EXPECT_LE(our_off, kMostDeviations);
+  std::printf("off by %.2f deviations of ours, transformers by %.2f of its own\n", our_off, off);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, LlamaGolden, testing::Values("tied_scaled_bf16", "untied_scaled_f32"),

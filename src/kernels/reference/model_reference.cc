@@ -31,16 +31,16 @@ double weight_at(const WeightMatrix& w, std::int64_t row, std::int64_t col) {
   return w.dtype == DType::kInt8 ? value * w.scales[at / w.group] : value;
 }
 
+}  // namespace
+
 // A sum of n products in any order: each product goes through its own rounding and n - 1 additions, so n roundings of
 // its size. With int8 the products of a group are summed exactly, and what is added up are groups, each a product with
 // a product of scales (2 roundings); within a group lanes may be kept apart up to the end (kWeightGroup more). One more
 // for adding to y, and one for BF16 instructions, which round a product before they add it to its neighbour.
-double roundings(const WeightMatrix& w) {
+double linear_roundings(const WeightMatrix& w) {
   const std::int64_t terms = w.dtype == DType::kInt8 ? w.cols / w.group + kWeightGroup : w.cols;
   return static_cast<double>(terms + 3);
 }
-
-}  // namespace
 
 std::vector<double> rounded_activations(std::span<const float> row, Activations activations) {
   std::vector<double> result(row.begin(), row.end());
@@ -75,7 +75,7 @@ BoundedValues reference_linear(const WeightMatrix& w, std::span<const float> x, 
         size += std::fabs(a * b);
         floor += 3 * kTiny * model.unit_roundoff + lost * (3 + std::fabs(a) + std::fabs(b));
       }
-      add(result, sum, roundings(w) * model.unit_roundoff * size + floor, size > kNearOverflow);
+      add(result, sum, linear_roundings(w) * model.unit_roundoff * size + floor, size > kNearOverflow);
     }
   }
   return result;
@@ -97,6 +97,8 @@ BoundedValues reference_embed(const WeightMatrix& table, std::span<const std::in
 // The sum of dim squares: dim roundings, of positive numbers, so of the sum itself. The division and eps: 2 more. The
 // square root halves all that and adds 1; its reciprocal and the two products: 3 more. A sum of squares that are
 // subnormal is off by dim * 2^-150, which matters beside eps only; eps = 0 is not asked for with such numbers.
+double rms_norm_roundings(std::int64_t dim) { return (static_cast<double>(dim) + 2) / 2 + 4; }
+
 BoundedValues reference_rms_norm(std::span<const float> x, std::span<const float> weight, float eps) {
   const std::size_t dim = weight.size();
   BoundedValues result;
@@ -106,8 +108,8 @@ BoundedValues reference_rms_norm(std::span<const float> x, std::span<const float
     const double mean = squares / static_cast<double>(dim) + static_cast<double>(eps);
     for (std::size_t i = 0; i < dim; ++i) {
       const double value = x[row * dim + i] / std::sqrt(mean) * weight[i];
-      const double count = (static_cast<double>(dim) + 2) / 2 + 4;
-      add(result, value, count * kUnit * std::fabs(value) + kTiny * kUnit, squares > kNearOverflow);
+      const double bound = rms_norm_roundings(static_cast<std::int64_t>(dim)) * kUnit * std::fabs(value);
+      add(result, value, bound + kTiny * kUnit, squares > kNearOverflow);
     }
   }
   return result;
@@ -116,6 +118,8 @@ BoundedValues reference_rms_norm(std::span<const float> x, std::span<const float
 // e = exp(-|gate|) as exp2 of a product: log2(e) and the product are rounded, 2 u |gate| log2(e) in the exponent, so
 // 2 u |gate| of e; exp2 itself is good to 2^-22. e counts at most twice in e / (1 + e). Sum, quotient and two products:
 // 4 more. exp2 stops at 2^-126, so a large negative gate gives up to |gate up| 2^-126 in the place of nearly nothing.
+double swiglu_relative_error(double gate) { return 2 * (2 * kUnit * std::fabs(gate) + 0x1p-22) + 4 * kUnit; }
+
 BoundedValues reference_swiglu(std::span<const float> gate_up, std::int64_t dim) {
   BoundedValues result;
   for (std::size_t row = 0; row < gate_up.size() / index(2 * dim); ++row) {
@@ -123,9 +127,8 @@ BoundedValues reference_swiglu(std::span<const float> gate_up, std::int64_t dim)
       const double gate = gate_up[row * index(2 * dim) + index(i)];
       const double up = gate_up[row * index(2 * dim) + index(dim + i)];
       const double value = gate / (1 + std::exp(-gate)) * up;
-      const double relative = 2 * (2 * kUnit * std::fabs(gate) + 0x1p-22) + 4 * kUnit;
       const double floor = std::fabs(gate * up) * kTiny + kTiny * kUnit * (1 + std::fabs(up));
-      add(result, value, relative * std::fabs(value) + floor, std::fabs(gate * up) > kNearOverflow);
+      add(result, value, swiglu_relative_error(gate) * std::fabs(value) + floor, std::fabs(gate * up) > kNearOverflow);
     }
   }
   return result;

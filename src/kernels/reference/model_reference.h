@@ -27,6 +27,12 @@ struct LinearModel {
 // A row of activations after that rounding.
 std::vector<double> rounded_activations(std::span<const float> row, Activations activations);
 
+// Most roundings that a term of the sum goes through.
+double linear_roundings(const WeightMatrix& w);
+double rms_norm_roundings(std::int64_t dim);
+// Of gate / (1 + exp(-gate)) * up, relative.
+double swiglu_relative_error(double gate);
+
 // before: y [rows, w.rows] as it was, where the product is added to it; else empty.
 BoundedValues reference_linear(const WeightMatrix& w, std::span<const float> x, std::span<const float> before,
                                const LinearModel& model);
