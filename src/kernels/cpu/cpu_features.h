@@ -4,9 +4,12 @@
 
 namespace treeattn::kernels {
 
-bool has_avx512();  // F, BW, DQ, VL
-bool has_avx2();    // with FMA, F16C, BMI2
-bool has_sse4();    // with AES and PCLMUL, as Highway takes it
+bool has_avx512();       // F, BW, DQ, VL
+bool has_avx512_vnni();  // AVX-512 with VNNI: products of bytes
+bool has_avx512_bf16();  // and with BF16
+bool has_amx();          // and with tiles of bfloat16 and int8, which the system lets this process use
+bool has_avx2();         // with FMA, F16C, BMI2
+bool has_sse4();         // with AES and PCLMUL, as Highway takes it
 bool has_sve();
 bool has_sve_256();    // SVE with vectors of exactly 256 bits
 bool has_neon();       // with AES, as Highway takes it

@@ -36,16 +36,48 @@ const CpuTarget* neon_bf16_target(const CpuTarget& neon) {
   return &target;
 }
 
+// The AVX-512 table with the linear maps that `use` improves. One object for each `use`.
+template <void (*... use)(ModelKernels&)>
+const CpuTarget* avx512_target(const CpuTarget& plain, const char* name, bool (*supported)()) {
+  static const ModelKernels model = [&] {
+    ModelKernels improved = *plain.model;
+    (use(improved), ...);
+    return improved;
+  }();
+  static const CpuTarget target = [&] {
+    CpuTarget improved = plain;
+    improved.name = name;
+    improved.supported = supported;
+    improved.plain = &plain;
+    improved.model = &model;
+    return improved;
+  }();
+  return &target;
+}
+
+// Those that this processor has of the tables that stand ahead of a Highway target, best first.
+std::vector<const CpuTarget*> improved_targets(const CpuTarget& plain) {
+  const std::string_view name = plain.name;
+  std::vector<const CpuTarget*> all;
+  if (name == "NEON") all = {neon_bf16_target(plain)};
+  if (name == "AVX512") {
+    all = {avx512_target<use_amx_linear_bf16, use_amx_linear_int8>(plain, "AMX", has_amx),
+           avx512_target<use_avx512_linear_bf16, use_avx512_linear_int8>(plain, "AVX512_BF16", has_avx512_bf16),
+           avx512_target<use_avx512_linear_int8>(plain, "AVX512_VNNI", has_avx512_vnni)};
+  }
+  std::erase_if(all, [](const CpuTarget* target) { return !target->supported(); });
+  return all;
+}
+
 std::vector<const CpuTarget*> find_usable() {
-  std::vector<const CpuTarget*> usable;
+  std::vector<const CpuTarget*> improved, usable;
   for (const CpuTarget* target : highway_targets()) {
     if (!target->supported()) continue;
-    if (std::string_view(target->name) == "NEON" && has_neon_bf16()) {
-      // Ahead of SVE: its matrix instructions beat what Highway makes of SVE here.
-      usable.insert(usable.begin(), neon_bf16_target(*target));
-    }
     usable.push_back(target);
+    // NEON's stand even ahead of SVE: its matrix instructions beat what Highway makes of SVE here.
+    for (const CpuTarget* better : improved_targets(*target)) improved.push_back(better);
   }
+  usable.insert(usable.begin(), improved.begin(), improved.end());
   return usable;
 }
 

@@ -116,8 +116,122 @@ HWY_INLINE void dot_block_single(DF df, const float* q, int dim, const T* k0, co
   store_sums4(df, hn::Add(a0, b0), hn::Add(a1, b1), hn::Add(a2, b2), hn::Add(a3, b3), logits);
 }
 
+// Vectors of 8 and 16 lanes: adding them up costs as much as the products of a head of 128. Where many rows share the
+// keys it pays to turn these round, so that lanes are tokens.
+#undef TREEATTN_TURNS_KEYS
+#if HWY_ARCH_X86 && HWY_TARGET < HWY_SSE4
+#define TREEATTN_TURNS_KEYS 1
+
+// The quarters (halves) of a vector, each to its own row of `out`.
+template <class DF, class V>
+HWY_INLINE void store_blocks(DF df, V v, float* out, int stride) {
+  if constexpr (hn::MaxLanes(df) == 4) {
+    hn::Store(v, df, out);
+  } else {
+    const hn::Half<DF> dh;
+    store_blocks(dh, hn::LowerHalf(dh, v), out, stride);
+    store_blocks(dh, hn::UpperHalf(dh, v), out + static_cast<int>(hn::MaxLanes(dh)) * stride, stride);
+  }
+}
+
+// turned [dim][kTileTokens]: keys of the tile, zeros from the last block of four tokens on.
+template <class DF>
+HWY_INLINE void turn_keys(DF df, const DotArgs& args, float* turned) {
+  const hn::RepartitionToWide<DF> pairs;
+  const auto both = [&](auto a, auto b, bool upper) HWY_ATTR {
+    const auto x = hn::BitCast(pairs, a), y = hn::BitCast(pairs, b);
+    return hn::BitCast(df, upper ? hn::InterleaveUpper(pairs, x, y) : hn::InterleaveLower(pairs, x, y));
+  };
+  const int lanes = static_cast<int>(hn::MaxLanes(df));
+  for (int t = 0; t < args.tokens; t += kTokenBlock) {
+    const float *k0 = row_as<float>(args.k, t, 0), *k1 = row_as<float>(args.k, t + 1, 0);
+    const float *k2 = row_as<float>(args.k, t + 2, 0), *k3 = row_as<float>(args.k, t + 3, 0);
+    for (int i = 0; i < args.dim; i += lanes) {
+      // Block b of the result j: dimension i + 4 b + j of the four tokens.
+      const auto x0 = hn::LoadU(df, k0 + i), x1 = hn::LoadU(df, k1 + i);
+      const auto x2 = hn::LoadU(df, k2 + i), x3 = hn::LoadU(df, k3 + i);
+      const auto low01 = hn::InterleaveLower(df, x0, x1), low23 = hn::InterleaveLower(df, x2, x3);
+      const auto high01 = hn::InterleaveUpper(df, x0, x1), high23 = hn::InterleaveUpper(df, x2, x3);
+      float* out = turned + i * kTileTokens + t;
+      store_blocks(df, both(low01, low23, false), out, kTileTokens);
+      store_blocks(df, both(low01, low23, true), out + kTileTokens, kTileTokens);
+      store_blocks(df, both(high01, high23, false), out + 2 * kTileTokens, kTileTokens);
+      store_blocks(df, both(high01, high23, true), out + 3 * kTileTokens, kTileTokens);
+    }
+  }
+  const int filled = (args.tokens + kTokenBlock - 1) / kTokenBlock * kTokenBlock;
+  for (int i = 0; i < args.dim && filled < kTileTokens; ++i) {
+    for (int t = filled; t < kTileTokens; ++t) turned[i * kTileTokens + t] = 0.0f;
+  }
+}
+
+// R rows of q against four vectors of tokens. a<row><vector>.
+template <int R, class DF>
+HWY_INLINE void dot_turned(DF df, const float* q, int dim, const float* turned, float* logits) {
+  const int n = static_cast<int>(hn::MaxLanes(df)), r1 = R > 1 ? dim : 0, r2 = R > 2 ? 2 * dim : 0;
+  auto a00 = hn::Zero(df), a01 = a00, a02 = a00, a03 = a00;
+  auto a10 = a00, a11 = a00, a12 = a00, a13 = a00;
+  auto a20 = a00, a21 = a00, a22 = a00, a23 = a00;
+  auto a30 = a00, a31 = a00, a32 = a00, a33 = a00;
+  for (int i = 0; i < dim; ++i, turned += kTileTokens) {
+    const auto k0 = hn::Load(df, turned), k1 = hn::Load(df, turned + n);
+    const auto k2 = hn::Load(df, turned + 2 * n), k3 = hn::Load(df, turned + 3 * n);
+    const auto q0 = hn::Set(df, q[i]);
+    a00 = hn::MulAdd(q0, k0, a00), a01 = hn::MulAdd(q0, k1, a01);
+    a02 = hn::MulAdd(q0, k2, a02), a03 = hn::MulAdd(q0, k3, a03);
+    if constexpr (R > 1) {
+      const auto q1 = hn::Set(df, q[r1 + i]);
+      a10 = hn::MulAdd(q1, k0, a10), a11 = hn::MulAdd(q1, k1, a11);
+      a12 = hn::MulAdd(q1, k2, a12), a13 = hn::MulAdd(q1, k3, a13);
+    }
+    if constexpr (R > 2) {
+      const auto q2 = hn::Set(df, q[r2 + i]), q3 = hn::Set(df, q[r1 + r2 + i]);
+      a20 = hn::MulAdd(q2, k0, a20), a21 = hn::MulAdd(q2, k1, a21);
+      a22 = hn::MulAdd(q2, k2, a22), a23 = hn::MulAdd(q2, k3, a23);
+      a30 = hn::MulAdd(q3, k0, a30), a31 = hn::MulAdd(q3, k1, a31);
+      a32 = hn::MulAdd(q3, k2, a32), a33 = hn::MulAdd(q3, k3, a33);
+    }
+  }
+  const auto store = [&](float* to, auto a, auto b, auto c, auto d) HWY_ATTR {
+    hn::StoreU(a, df, to), hn::StoreU(b, df, to + n);
+    hn::StoreU(c, df, to + 2 * n), hn::StoreU(d, df, to + 3 * n);
+  };
+  store(logits, a00, a01, a02, a03);
+  if constexpr (R > 1) store(logits + kTileTokens, a10, a11, a12, a13);
+  if constexpr (R > 2) {
+    store(logits + 2 * kTileTokens, a20, a21, a22, a23);
+    store(logits + 3 * kTileTokens, a30, a31, a32, a33);
+  }
+}
+
+// Many rows; then there is one head.
+template <class DF>
+HWY_INLINE void dot_many_rows(DF df, const DotArgs& args) {
+  HWY_ALIGN float turned[kMaxHeadDim * kTileTokens];
+  turn_keys(df, args, turned);
+  const float* q = reinterpret_cast<const float*>(args.q);
+  for (int t = 0; t < args.tokens; t += 4 * static_cast<int>(hn::MaxLanes(df))) {
+    int r = 0;
+    for (; r + kRegisterRows <= args.rows; r += kRegisterRows) {
+      dot_turned<kRegisterRows>(df, q + r * args.dim, args.dim, turned + t, args.logits + r * kTileTokens + t);
+    }
+    for (; r < args.rows; ++r) {
+      dot_turned<1>(df, q + r * args.dim, args.dim, turned + t, args.logits + r * kTileTokens + t);
+    }
+  }
+}
+#else
+#define TREEATTN_TURNS_KEYS 0
+#endif
+
 template <class T, class DF>
 HWY_INLINE void dot_with(DF df, const DotArgs& args) {
+#if TREEATTN_TURNS_KEYS
+  if constexpr (sizeof(T) == sizeof(float)) {
+    // By the rows alone: how many heads come with them is a matter of the number of threads.
+    if (args.rows >= kPromoteFromRows) return dot_many_rows(df, args);
+  }
+#endif
   const int dim = args.dim;
   const bool paired = dim % (2 * static_cast<int>(hn::Lanes(df))) == 0;
   for (int t = 0; t < args.tokens; t += kTokenBlock) {

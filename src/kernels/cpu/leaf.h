@@ -13,10 +13,6 @@
 
 namespace treeattn::kernels {
 
-// From this many rows per head on, a unit must have one head only: its tiles are converted to float32 once for all
-// rows.
-inline constexpr std::int64_t kPromoteFromRows = 24;
-
 // Computes leaves with one thread's scratch memory, which is sized once and does not depend on the number of keys.
 class LeafWorker {
  public:

@@ -9,14 +9,14 @@
 //   - pairs of rows of x meet pairs of rows of weights, run by run, once with the even and once with the odd runs.
 #include <arm_neon.h>
 
-#include "kernels/cpu/neon_linear.h"
+#include "kernels/cpu/linear_loops.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {
 namespace {
 
-using neon::put;
-using neon::smaller;
+using linear_loops::put;
+using linear_loops::smaller;
 
 constexpr int kTileRows = 8;   // of x, in pairs
 constexpr int kPanelRows = 8;  // of weights, in pairs
@@ -262,7 +262,7 @@ void multiply_few(const LinearArgs& args) {
 }
 
 void multiply_single(const LinearArgs& args) {
-  neon::for_each_stream_step(args.begin, args.end, [&]<int N>(std::int64_t first, std::int64_t distance) {
+  linear_loops::for_each_stream_step(args.begin, args.end, [&]<int N>(std::int64_t first, std::int64_t distance) {
     multiply_row<N>(args, first, distance);
   });
 }
@@ -274,7 +274,7 @@ void multiply(const LinearArgs& args) {
   if (args.rows <= 6) return multiply_few<3, 2>(args);
   if (args.rows <= 8) return multiply_few<4, 2>(args);
   for (std::int64_t n = args.begin; n < args.end; n += kLinearBlock) multiply_tiles(args, n);
-  if (args.rows % kTileRows == 1) multiply_single(neon::last_row(args, kTileRows, tile_bytes(args.cols)));
+  if (args.rows % kTileRows == 1) multiply_single(linear_loops::last_row(args, kTileRows, tile_bytes(args.cols)));
 }
 
 static_assert(kPanels * 2 * kPanelWords * sizeof(Words) +

@@ -6,10 +6,7 @@
 #pragma once
 
 #include "kernels/cpu/tile_ops.h"
-
-// Loops over register arrays must be unrolled before the compiler decides where the arrays live: one index it cannot
-// see through puts all of them on the stack, which on these hot loops cost a factor of two.
-#define TREEATTN_UNROLL _Pragma("GCC unroll 16")
+#include "kernels/cpu/unroll.h"
 
 namespace treeattn::kernels::neon {
 

@@ -26,6 +26,9 @@ inline constexpr int kTokenBlock = 4;
 inline constexpr int kMaxHeadDim = 256;
 // Most heads * rows of one call, except on float32 keys and values, which have no such limit.
 inline constexpr int kMaxRowsPerCall = 128;
+// From this many rows per head on, a unit must have one head only: its tiles are converted to float32 once for all
+// rows.
+inline constexpr int kPromoteFromRows = 24;
 
 // A tile's rows: head h of token t is at rows[t] + h * head_bytes. The table is padded to a multiple of kTokenBlock
 // with copies of its last entry, so that dot may compute whole blocks; nothing may come of the padding.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the NEON files for linear maps share. Everything is static: see neon_loops.h.
+// What the files for linear maps by special instructions share. Everything is static: those files are compiled with
+// flags of their own, and a shared inline function could end up in code that must run without them.
 #pragma once
 
 #include "kernels/cpu/model_kernels.h"
-#include "kernels/cpu/neon_loops.h"
+#include "kernels/cpu/unroll.h"
 
-namespace treeattn::kernels::neon {
+namespace treeattn::kernels::linear_loops {
 
 // Rows [begin, end) of the weights as four sequential streams: one leaves a fifth of the read bandwidth unused. The
 // streams are an odd number of rows apart: rows of a power of two bytes, an even number apart, fall into the same set
@@ -33,4 +34,4 @@ static inline LinearArgs last_row(const LinearArgs& args, int tile_rows, std::si
 
 static inline void put(float* y, float value, bool add) { *y = add ? *y + value : value; }
 
-}  // namespace treeattn::kernels::neon
+}  // namespace treeattn::kernels::linear_loops
