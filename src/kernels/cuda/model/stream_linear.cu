@@ -30,7 +30,11 @@ constexpr int kStep = 32;    // columns of one load of a thread's row: two produ
 template <int kTiles>
 struct Slot {
   static constexpr int kWeights = kTiles * 2 * (kGroup / kStep) * 512;  // bytes; a unit of 16 for each lane
-  static constexpr int kRow = kGroup * 2;                               // of a row of x
+  static constexpr int kRow = kGroup * 2;                               // of a row
+  // A unit of 16 bytes of a row of either half; two rows that are read together lie in different banks.
+  __device__ static int weight(int half, int row, int unit) {
+    return (half * 8 * kTiles + row) * kRow + (unit ^ row % 2 * 4) * 16;
+  }
   __host__ __device__ static int bytes(int rows, bool rounds) { return kWeights + (rounds ? 0 : rows * kRow); }
 };
 
@@ -45,20 +49,20 @@ class Copies {
 
   __device__ int column_of(int of_turn) const { return (number + of_turn * kWarps) * kGroup + lane % 4 * 8; }
 
-  // The weights of the next group into a slot; nothing after the last.
+  // The weights of the next group into a slot; nothing after the last. Two rows at a time, 256 bytes of each.
   __device__ void start_weights(std::uint32_t slot) {
     if (tile < t.tiles && turns > 0) {
-      const int first = column_of(turn);
+      const int column = (number + turn * kWarps) * kGroup + lane % 16 * 8;
+      const bool there = column < t.cols;
+      const std::int64_t two_rows = 2 * static_cast<std::int64_t>(t.cols);
+      const std::uint16_t* from[2] = {low + column, high + column};
 #pragma unroll
-      for (int s = 0; s < kGroup / kStep; ++s) {
-        const int column = first + s * kStep;
-        const bool there = column < t.cols;
-#pragma unroll
-        for (int m = 0; m < kTiles; ++m) {
-          const std::uint32_t to = slot + ((s * kTiles + m) * 2 * 32 + lane) * 16;
-          copy_async_16(to, low[m] + (there ? column : 0), there && has_low[m]);
-          copy_async_16(to + 512, high[m] + (there ? column : 0), there && has_high[m]);
-        }
+      for (int i = 0; i < 8 * kTiles; ++i) {  // kTiles * 4 of either half
+        const int half = i / (4 * kTiles), row = i % (4 * kTiles) * 2 + lane / 16;
+        const bool valid = there && row < (half == 0 ? low_rows : high_rows);
+        copy_async_16(slot + Slot<kTiles>::weight(half, row, lane % 16), valid ? from[half] : t.weights[0].matrix,
+                      valid);
+        from[half] += two_rows;
       }
     }
   }
@@ -90,22 +94,17 @@ class Copies {
     if (tile >= t.tiles) return;
     const TileRows<8 * kTiles> rows(t, tile);
     const WeightRows &lows = t.weights[rows.map], &highs = t.weights[rows.high_source];
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-      const int low_row = rows.low + m * 8 + lane / 4, high_row = rows.high + m * 8 + lane / 4;
-      has_low[m] = low_row < lows.rows;
-      has_high[m] = high_row < highs.rows;
-      low[m] = lows.matrix + static_cast<std::int64_t>(has_low[m] ? low_row : 0) * t.cols;
-      high[m] = highs.matrix + static_cast<std::int64_t>(has_high[m] ? high_row : 0) * t.cols;
-    }
+    low_rows = lows.rows - rows.low;
+    high_rows = highs.rows - rows.high;
+    low = lows.matrix + static_cast<std::int64_t>(rows.low + lane / 16) * t.cols;
+    high = highs.matrix + static_cast<std::int64_t>(rows.high + lane / 16) * t.cols;
   }
 
   const StreamTask& t;
   const int number, lane, turns;
   int tile, turn = 0;
-  const std::uint16_t* low[kTiles];
-  const std::uint16_t* high[kTiles];
-  bool has_low[kTiles], has_high[kTiles];
+  const std::uint16_t *low = nullptr, *high = nullptr;  // of the row that this lane copies first
+  int low_rows = 0, high_rows = 0;                      // that there are from the tile's first on
 };
 
 __device__ inline uint4 load_shared(std::uint32_t address) {
@@ -170,6 +169,7 @@ __global__ void __launch_bounds__(kThreads) stream_kernel(const __grid_constant_
     for (int turn = 0; turn < turns; ++turn) {
       const std::uint32_t slot = ring + stage * slot_bytes;
       wait_for_copies<kStages - 1>();
+      __syncwarp();
 #pragma unroll
       for (int s = 0; s < kGroup / kStep; ++s) {
         uint4 x[kColumns];
@@ -188,8 +188,9 @@ __global__ void __launch_bounds__(kThreads) stream_kernel(const __grid_constant_
         }
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
-          const std::uint32_t at = slot + ((s * kTiles + m) * 2 * 32 + lane) * 16;
-          const uint4 low = load_shared(at), high = load_shared(at + 512);
+          const int row = m * 8 + lane / 4, unit = s * 4 + lane % 4;
+          const uint4 low = load_shared(slot + Slot<kTiles>::weight(0, row, unit));
+          const uint4 high = load_shared(slot + Slot<kTiles>::weight(1, row, unit));
           const std::uint32_t first[4] = {low.x, high.x, low.y, high.y};
           const std::uint32_t second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
@@ -199,6 +200,7 @@ __global__ void __launch_bounds__(kThreads) stream_kernel(const __grid_constant_
           }
         }
       }
+      __syncwarp();
       if (copies.any()) {
         if constexpr (!kRounds) copies.start_rows(slot, copies.next_turn());
         copies.start_weights(slot);
