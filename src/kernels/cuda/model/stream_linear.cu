@@ -29,8 +29,8 @@ constexpr int kStep = 32;    // columns of one load of a thread's row: two produ
 // Of the groups of a warp: weights of kTiles tiles, and x where it is not in shared memory anyway.
 template <int kTiles>
 struct Slot {
-  static constexpr int kWeights = kTiles * 2 * (kGroup / kStep) * 512;  // bytes; a unit of 16 for each lane
-  static constexpr int kRow = kGroup * 2;                               // of a row
+  static constexpr int kWeights = 16 * kTiles * kGroup * 2;  // bytes
+  static constexpr int kRow = kGroup * 2;                    // of a row
   // A unit of 16 bytes of a row of either half; two rows that are read together lie in different banks.
   __device__ static int weight(int half, int row, int unit) {
     return (half * 8 * kTiles + row) * kRow + (unit ^ row % 2 * 4) * 16;
