@@ -306,9 +306,9 @@ Problem make_problem(const AttentionInput& in, const AttentionOptions& options, 
   problem.nodes = nodes != nullptr ? *nodes : plan::NodeSet{{plan::log2_exact(in.order.branches), 0}};
   problem.lengths = checked_lengths(in);
   problem.first_key = in.first_key;
+  problem.first_query = checked_first_query(in, problem.lengths);  // positions first: what follows adds them up
   check_kv_memory("k", in.k, problem);
   check_kv_memory("v", in.v, problem);
-  problem.first_query = checked_first_query(in, problem.lengths);
 
   check_options(options, in.q.heads);
   problem.scale =
