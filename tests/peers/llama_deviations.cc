@@ -9,21 +9,13 @@
 // deviation is.
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <fstream>
-#include <iterator>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "kernels/model_ops.h"
-#include "model/checkpoint.h"
-#include "model/config.h"
-#include "model/weights.h"
+#include "peers/llama_case.h"
 #include "rounded_llama.h"
-#include "treeattn/error.h"
 
 namespace {
 
@@ -37,18 +29,9 @@ testing_model::Arithmetic arithmetic_of(const std::string& who) {
   throw InvalidArgument("WHO = " + who + "; accepted: float64, float32, bfloat16, ours/KV_TYPE");
 }
 
-int run(char** argv) {
-  const model::LlamaConfig config = model::read_config(std::filesystem::path(argv[1]) / "config.json");
-  std::ifstream file(argv[2]);
-  const std::vector<std::int32_t> tokens((std::istream_iterator<std::int32_t>(file)), {});
-  const auto prompt = static_cast<std::size_t>(std::atoi(argv[3]));
-  if (prompt < 1 || prompt > tokens.size()) throw InvalidArgument("PROMPT must be 1 to the number of tokens");
-  ThreadPool pool(1);
-  const auto ops = kernels::cpu_model_ops(pool);
-  model::WeightOptions loading;
-  loading.format = model::parse_weight_format(argv[4]);
-  const model::Weights weights(config, model::open_checkpoint(argv[1]), *ops, pool, loading);
-  testing_model::RoundedLlama llama(weights, tokens, prompt - 1, arithmetic_of(argv[5]));
+void run(char** argv) {
+  const testing_model::LlamaCase given(argv[1], argv[2], argv[3], argv[4]);
+  testing_model::RoundedLlama llama(*given.weights, given.tokens, given.prompt - 1, arithmetic_of(argv[5]));
 
   std::vector<double> logits(llama.logits().size());
   std::ifstream(argv[6], std::ios::binary)
@@ -60,20 +43,11 @@ int run(char** argv) {
   last.back() = 1;
   std::printf("%.17g %.17g %.17g %.17g\n", deviations, testing_model::kMostDeviations, off / llama.largest_logit(),
               llama.spread(last).deviation / llama.largest_logit());
-  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 7) {
-    std::fputs("llama_deviations MODEL TOKENS PROMPT WEIGHTS WHO LOGITS\n", stderr);
-    return 2;
-  }
-  try {
-    return run(argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "llama_deviations: %s\n", error.what());
-    return 1;
-  }
+  return treeattn::testing_model::exit_code(argc, argv, 7, "llama_deviations MODEL TOKENS PROMPT WEIGHTS WHO LOGITS",
+                                            run);
 }
