@@ -191,15 +191,7 @@ class MmaWarp {
     constexpr float kUnit = kWeightShift<T> == 0.0f ? 1.0f : 0x1p-14f;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      float sum = l[half];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      const int row = lane / 4 + 8 * half;
-      if (lane % 4 == 0 && row < rows) {
-        float* to = state + row * LeafMerge<kDim, kRows>::kPitch + kDim;
-        to[0] = m[half];
-        to[1] = sum * kUnit;
-      }
+      LeafMerge<kDim, kRows>::store_sums(state, lane, half, rows, m[half], l[half], kUnit);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int column_row = lane % 4 * 2 + j + 8 * half;

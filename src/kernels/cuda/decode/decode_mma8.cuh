@@ -110,15 +110,7 @@ class Mma8Warp {
     constexpr int kPitch = LeafMerge<kDim, kRows>::kPitch;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      float sum = l[half];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      const int row = lane / 4 + 8 * half;
-      if (lane % 4 == 0 && row < rows) {
-        float* to = state + row * kPitch + kDim;
-        to[0] = m[half];
-        to[1] = sum;
-      }
+      LeafMerge<kDim, kRows>::store_sums(state, lane, half, rows, m[half], l[half], 1.0f);
       multiply_columns(o[half], inverse_power(unit[half]), lane);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {

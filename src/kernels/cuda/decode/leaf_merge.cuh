@@ -31,6 +31,18 @@ class LeafMerge {
 
   // Where a warp puts its state before add_leaf.
   __device__ float* state_of(int warp) const { return warps_ + warp * block_; }
+  // m and l of a row of such a state, by the four lanes that have its keys: l is the sum of theirs, in units of `unit`.
+  __device__ __forceinline__ static void store_sums(float* state, int lane, int half, int rows, float m, float l,
+                                                    float unit) {
+    l += __shfl_xor_sync(~0u, l, 1);
+    l += __shfl_xor_sync(~0u, l, 2);
+    const int row = lane / 4 + 8 * half;
+    if (lane % 4 == 0 && row < rows) {
+      float* to = state + row * kPitch + kDim;
+      to[0] = m;
+      to[1] = l * unit;
+    }
+  }
 
   // Called by all threads at the end of a leaf. next: the next leaf with keys, -1 at the last.
   __device__ void add_leaf(int leaf, int next) {
