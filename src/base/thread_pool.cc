@@ -64,13 +64,15 @@ void pin_this_thread(int processor) {
   ::sched_setaffinity(0, sizeof(mask), &mask);
 }
 
-// Holds the calling thread on one processor for a scope. Leaves it alone when its mask is that processor already, or
-// does not contain it: then somebody else has decided where this thread runs.
+// Holds the calling thread on one processor for a scope. Leaves it alone when it is there already, as it mostly is (the
+// scheduler does not move it to where the pinned workers are busy, and three system calls take longer than the rest of
+// a run), or when its mask does not contain that processor: then somebody else has decided where this thread runs.
 class ScopedPin {
  public:
   explicit ScopedPin(int processor) {
-    if (processor < 0 || ::sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
-    if (!CPU_ISSET(processor, &before_) || CPU_COUNT(&before_) == 1) return;
+    if (processor < 0 || ::sched_getcpu() == processor) return;
+    if (::sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
+    if (!CPU_ISSET(processor, &before_)) return;
     pin_this_thread(processor);
     pinned_ = true;
   }
