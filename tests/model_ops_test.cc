@@ -8,11 +8,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <deque>
 #include <string>
 #include <vector>
 
 #include "base/half.h"
 #include "kernels/cpu/dispatch.h"
+#include "kernels/cpu/row_parts.h"
 #include "kernels/reference/model_reference.h"
 #include "model_ops_data.h"
 #include "treeattn/error.h"
@@ -47,6 +49,36 @@ class ModelOpsTest : public testing::TestWithParam<const CpuTarget*> {
 
   Noise noise_;
 };
+
+// Every row of every map once, whoever comes first: one thread that does all, or all by turns.
+TEST(RowPartsTest, EveryRowIsWorkedOnOnce) {
+  const std::int64_t cols = 1 << 14;  // so that a few rows are enough for a thread
+  const float nothing = 0;
+  for (const int streams : {1, 4}) {
+    for (const int threads : {1, 2, 3, 7}) {
+      for (std::int64_t n = 1; n < 160; n += n < 40 ? 1 : 13) {
+        const WeightMatrix a{&nothing, DType::kFloat32, n, cols}, b{&nothing, DType::kFloat32, 9, cols};
+        const Projection maps[] = {{a, nullptr}, {b, nullptr}};
+        for (const int first : {0, threads - 1}) {
+          RowParts parts(maps, streams, threads);
+          std::vector<std::vector<int>> done = {std::vector<int>(index(n)), std::vector<int>(9)};
+          for (int i = 0; i < parts.seats(); ++i) {
+            parts.work((first + i) % parts.seats(), [&](const Projection& map, const RowParts::Rows& rows) {
+              std::vector<int>& counts = done[&map == &maps[0] ? 0 : 1];
+              for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+                for (int s = 0; s < (rows.stream > 0 ? 4 : 1); ++s) ++counts.at(index(row + s * rows.stream));
+              }
+            });
+          }
+          for (const std::vector<int>& counts : done) {
+            EXPECT_EQ(std::count(counts.begin(), counts.end(), 1), static_cast<std::ptrdiff_t>(counts.size()))
+                << n << " rows, " << streams << " streams, " << threads << " threads";
+          }
+        }
+      }
+    }
+  }
+}
 
 struct Shape {
   std::int64_t rows, cols;
@@ -133,6 +165,34 @@ TEST_P(ModelOpsTest, RowsOfALinearMapDependOnNothingElse) {
         const std::vector<float> alone = linear(w, part, static_cast<int>(1 + noise_.below(3)));
         EXPECT_TRUE(same_bits(alone.data(), together.data() + first * shape.rows, alone.size()))
             << name_of(dtype, shape, rows) << " from row " << first;
+      }
+    }
+  }
+}
+
+// Several maps of one x in one call, of several types: the bits of one call each.
+TEST_P(ModelOpsTest, MapsTogetherAreMapsAlone) {
+  const std::int64_t cols = 2048;
+  for (const std::int64_t rows : {1, 3}) {
+    const std::vector<float> x = noise_.normal(rows * cols), norm = noise_.normal(cols);
+    std::vector<float> normed(x.size());
+    ops()->rms_norm(x.data(), norm.data(), 1e-5f, rows, cols, normed.data());
+    for (const DType dtype : kWeightTypes) {
+      std::deque<Weights> weights;  // which do not move
+      // Enough for three threads, and so few that there is work for one.
+      for (const std::int64_t n : {401, 37, 5}) weights.emplace_back(noise_.normal(n * cols), dtype, n, cols);
+      weights.emplace_back(noise_.normal(64 * cols), DType::kFloat32, 64, cols);
+      for (const int threads : {1, 2, 3}) {
+        std::vector<std::vector<float>> y;
+        for (const Weights& w : weights) y.emplace_back(index(rows * w.matrix.rows), kNan);
+        std::vector<Projection> maps;
+        for (std::size_t i = 0; i < weights.size(); ++i) maps.push_back({weights[i].matrix, y[i].data()});
+        std::vector<float> room(x.size());
+        ops(threads)->norm_linear(x.data(), norm.data(), 1e-5f, rows, room.data(), maps);
+        for (std::size_t i = 0; i < weights.size(); ++i) {
+          EXPECT_TRUE(same_bits(y[i].data(), linear(weights[i], normed, 1).data(), y[i].size()))
+              << dtype_name(dtype) << ", map " << i << ", " << rows << " rows, " << threads << " threads";
+        }
       }
     }
   }

@@ -204,7 +204,7 @@ static_assert(kPanels * kDepth * kTileBytes + kLinearRows / kTileRows * kPanels 
 
 void use_amx_linear_bf16(ModelKernels& kernels) {
   kernels.linear[static_cast<int>(DType::kBFloat16)] = {
-      Activations::kBFloat16, kTileRows, tile_bytes, pack_tile, multiply, 0x1p-24, true};
+      Activations::kBFloat16, kTileRows, 1, tile_bytes, pack_tile, multiply, 0x1p-24, true};
 }
 
 }  // namespace treeattn::kernels

@@ -132,7 +132,7 @@ void multiply(const LinearArgs& args) {
 
 void use_amx_linear_int8(ModelKernels& kernels) {
   kernels.linear[static_cast<int>(DType::kInt8)] = {
-      Activations::kInt8Groups, kTileRows, tile_bytes, pack_tile, multiply, 0x1p-24, false};
+      Activations::kInt8Groups, kTileRows, 1, tile_bytes, pack_tile, multiply, 0x1p-24, false};
 }
 
 }  // namespace treeattn::kernels

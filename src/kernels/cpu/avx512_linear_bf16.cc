@@ -77,8 +77,7 @@ void multiply_all_rows(const LinearArgs& args, std::int64_t row, std::int64_t en
 void multiply(const LinearArgs& args) {
   if (args.rows == 1) {
     return linear_loops::for_each_stream_step(
-        args.begin, args.end,
-        [&]<int N>(std::int64_t first, std::int64_t distance) { multiply_rows<1, N>(args, 0, first, distance); });
+        args, [&]<int N>(std::int64_t first, std::int64_t distance) { multiply_rows<1, N>(args, 0, first, distance); });
   }
   for (std::int64_t row = 0; row < args.rows; row += kRowsAtOnce) {
     const std::int64_t end = smaller(row + kRowsAtOnce, args.rows);
@@ -92,7 +91,7 @@ void multiply(const LinearArgs& args) {
 
 void use_avx512_linear_bf16(ModelKernels& kernels) {
   kernels.linear[static_cast<int>(DType::kBFloat16)] = {
-      Activations::kBFloat16, 1, row_bytes, pack_row, multiply, 0x1p-24, true};
+      Activations::kBFloat16, 1, 4, row_bytes, pack_row, multiply, 0x1p-24, true};
 }
 
 }  // namespace treeattn::kernels

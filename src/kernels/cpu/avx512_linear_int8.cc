@@ -116,7 +116,7 @@ static_assert(kDepth % 16 == 0 &&
 
 void use_avx512_linear_int8(ModelKernels& kernels) {
   kernels.linear[static_cast<int>(DType::kInt8)] = {
-      Activations::kInt8Groups, 1, avx512::int8_row_bytes, pack_row, multiply, 0x1p-24, false};
+      Activations::kInt8Groups, 1, 1, avx512::int8_row_bytes, pack_row, multiply, 0x1p-24, false};
 }
 
 }  // namespace treeattn::kernels

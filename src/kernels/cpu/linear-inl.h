@@ -147,6 +147,12 @@ HWY_INLINE void put_sums(const LinearArgs& args, const float* sums, const std::i
 // stream leaves a fifth of the read bandwidth unused; for more rows they are taken as they lie.
 template <class Body>
 HWY_INLINE void for_each_four(const LinearArgs& args, const Body& body) {
+  if (args.stream > 0) {
+    for (std::int64_t n = args.begin; n < args.end; ++n) {
+      body({n, n + args.stream, n + 2 * args.stream, n + 3 * args.stream}, kWeightRows);
+    }
+    return;
+  }
   const std::int64_t all = args.end - args.begin, quarter = all / kWeightRows;
   const std::int64_t last = args.end - 1;
   const std::int64_t distance = args.rows == 1 ? quarter : 1, step = args.rows == 1 ? 1 : kWeightRows;
@@ -264,10 +270,10 @@ inline void multiply_int8(const LinearArgs& args) {
 
 template <class T>
 constexpr LinearOps float_linear() {
-  return {Activations::kFloat32, 1, float_tile_bytes, pack_float_tile, multiply_floats<T>, 0x1p-24, false};
+  return {Activations::kFloat32, 1, 4, float_tile_bytes, pack_float_tile, multiply_floats<T>, 0x1p-24, false};
 }
 constexpr LinearOps int8_linear() {
-  return {Activations::kInt8Groups, 1, int8_tile_bytes, pack_int8_tile, multiply_int8, 0x1p-24, false};
+  return {Activations::kInt8Groups, 1, 4, int8_tile_bytes, pack_int8_tile, multiply_int8, 0x1p-24, false};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/buffer.h"
 #include "kernels/cpu/model_kernels.h"
@@ -16,11 +17,15 @@ namespace treeattn::kernels {
 class LinearMap {
  public:
   LinearMap(const ModelKernels& kernels, ThreadPool& pool);
-  // y [rows, w.rows] = x [rows, w.cols] w^T; add: y += that.
-  void multiply(const WeightMatrix& w, const float* x, std::int64_t rows, float* y, bool add);
+  // y [rows, w.rows] = x [rows, w.cols] w^T for each of the maps, which have the same number of columns; add: y +=
+  // that.
+  void multiply(std::span<const Projection> maps, const float* x, std::int64_t rows, bool add);
 
  private:
   void pack(const LinearOps& ops, const float* x, std::int64_t rows, std::int64_t cols);
+  void multiply_row(const LinearOps& ops, std::span<const Projection> maps, std::int64_t row, bool add);
+  void multiply_rows(const LinearOps& ops, const Projection& map, std::int64_t first, std::int64_t rows, bool add);
+  LinearArgs args_of(const Projection& map, std::int64_t row, int thread, bool add);
 
   const ModelKernels& kernels_;
   ThreadPool& pool_;

@@ -24,6 +24,8 @@ struct LinearArgs {
   const float* scales = nullptr;  // [rows of w, cols / kWeightGroup], int8 only
   std::int64_t begin = 0;         // rows of w to work on: [begin, end)
   std::int64_t end = 0;
+  // > 0, with one row of x and a kernel of four streams: those rows, and the rows 1, 2 and 3 times as many further on.
+  std::int64_t stream = 0;
   float* y = nullptr;  // y[row * y_stride + n] for row n of w
   std::int64_t y_stride = 0;
   bool add = false;
@@ -34,7 +36,8 @@ struct LinearArgs {
 // alone, so a row comes out the same whichever rows it shares a call with.
 struct LinearOps {
   Activations activations;
-  int tile_rows;                                 // rows of x that are packed together
+  int tile_rows;  // rows of x that are packed together
+  int streams;    // runs of weights that one row of x meets side by side: 4 (LinearArgs::stream), or 1
   std::size_t (*tile_bytes)(std::int64_t cols);  // of a packed tile, a multiple of a cache line
   // rows <= tile_rows. A call's last tile may have fewer; its layout may depend on that.
   void (*pack_tile)(const float* x, int rows, std::int64_t cols, std::byte* packed);

@@ -34,7 +34,14 @@ class CpuModelOps final : public ModelOps {
   void embed(const WeightMatrix& table, std::span<const std::int32_t> tokens, float* x) override;
   void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t dim, float* y) override;
   void linear(const WeightMatrix& w, const float* x, std::int64_t rows, float* y, bool add) override {
-    linear_.multiply(w, x, rows, y, add);
+    const Projection map{w, y};
+    linear_.multiply({&map, 1}, x, rows, add);
+  }
+  void norm_linear(const float* x, const float* norm, float eps, std::int64_t rows, float* normed,
+                   std::span<const Projection> projections) override {
+    if (projections.empty()) return;
+    rms_norm(x, norm, eps, rows, projections.front().w.cols, normed);
+    linear_.multiply(projections, normed, rows, false);
   }
   void rope(float* x, std::int64_t rows, std::int64_t heads, std::int64_t dim, std::span<const std::int64_t> positions,
             std::span<const double> frequencies) override;

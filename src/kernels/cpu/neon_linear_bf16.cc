@@ -262,9 +262,8 @@ void multiply_few(const LinearArgs& args) {
 }
 
 void multiply_single(const LinearArgs& args) {
-  linear_loops::for_each_stream_step(args.begin, args.end, [&]<int N>(std::int64_t first, std::int64_t distance) {
-    multiply_row<N>(args, first, distance);
-  });
+  linear_loops::for_each_stream_step(
+      args, [&]<int N>(std::int64_t first, std::int64_t distance) { multiply_row<N>(args, first, distance); });
 }
 
 void multiply(const LinearArgs& args) {
@@ -285,7 +284,7 @@ static_assert(kPanels * 2 * kPanelWords * sizeof(Words) +
 
 void use_neon_linear_bf16(ModelKernels& kernels) {
   kernels.linear[static_cast<int>(DType::kBFloat16)] = {
-      Activations::kBFloat16, kTileRows, tile_bytes, pack_tile, multiply, 0x1p-23, true};
+      Activations::kBFloat16, kTileRows, 4, tile_bytes, pack_tile, multiply, 0x1p-23, true};
 }
 
 }  // namespace treeattn::kernels
