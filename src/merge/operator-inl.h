@@ -2,8 +2,8 @@
 // The merge formula, once. No include guard: merge/operator.h includes it for scalars and CUDA, and every SIMD target
 // includes it again inside its own namespace, because code for a target must be compiled inside that target's region.
 //
-// Needs TREEATTN_MERGE_FN (the function specifiers). `Ops` gives the arithmetic on V: a float, a SIMD vector of floats,
-// or a float in a CUDA thread.
+// Needs TREEATTN_MERGE_FN (the function specifiers) and merge/exp2_polynomial.h. `Ops` gives the arithmetic on V: a
+// float, a SIMD vector of floats, or a float in a CUDA thread.
 
 // 2^x for x <= 0: what a key, or a whole state, weighs against the largest logit of its union. x below -126 counts as
 // -126, so that a weight vanishes only where a mask says so: 0 * inf would invent a NaN. Exact (1) at x = 0, so a state
@@ -12,14 +12,14 @@ template <class Ops, class V>
 TREEATTN_MERGE_FN V exp2_weight(V x) {
   x = Ops::max(Ops::set(-126.0f), x);  // this argument order keeps NaN on every target
   // x = n + f with |f| <= 1/2: adding 1.5 * 2^23 rounds to an integer and leaves n in the low mantissa bits.
-  const V shifter = Ops::set(12582912.0f);
+  const V shifter = Ops::set(merge::kExp2Shifter);
   const V shifted = Ops::add(x, shifter);
   const V f = Ops::sub(x, Ops::sub(shifted, shifter));
-  V p = Ops::set(0x1.5bba12p-10f);  // minimax for 2^f, constant term pinned to 1: relative error 2^-23.4
-  p = Ops::fma(p, f, Ops::set(0x1.3cea88p-7f));
-  p = Ops::fma(p, f, Ops::set(0x1.c6b752p-5f));
-  p = Ops::fma(p, f, Ops::set(0x1.ebf9bcp-3f));
-  p = Ops::fma(p, f, Ops::set(0x1.62e42ap-1f));
+  V p = Ops::set(merge::kExp2A5);
+  p = Ops::fma(p, f, Ops::set(merge::kExp2A4));
+  p = Ops::fma(p, f, Ops::set(merge::kExp2A3));
+  p = Ops::fma(p, f, Ops::set(merge::kExp2A2));
+  p = Ops::fma(p, f, Ops::set(merge::kExp2A1));
   p = Ops::fma(p, f, Ops::set(1.0f));
   // A product, not an addition to the exponent bits of p, which could turn a NaN into a number.
   return Ops::mul(p, Ops::power_of_two(shifted));

@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "merge/exp2_polynomial.h"
+
 #if defined(__CUDACC__)
 #define TREEATTN_MERGE_FN __host__ __device__ inline
 #else

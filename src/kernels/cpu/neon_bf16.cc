@@ -47,12 +47,25 @@ std::uint16_t bf16_bits(float x) {
   return static_cast<std::uint16_t>(bits >> 16);
 }
 
+// Rows that are bfloat16 already: their upper halves.
+void pack_narrow(const float* q, int rows, int dim, std::uint16_t* out) {
+  for (int row = 0; row < rows; ++row) {
+    const bool single = rows % 2 == 1 && row == rows - 1;  // no partner: see dot_single
+    std::uint16_t* to = single ? out + row * dim : out + row / 2 * dim * 2 + row % 2 * 4;
+    const int step = single ? 4 : 8;
+    for (int d = 0; d < dim; d += 4, to += step) {
+      vst1_u16(to, vshrn_n_u32(vreinterpretq_u32_f32(vld1q_f32(q + row * dim + d)), 16));
+    }
+  }
+}
+
 // Limb row i belongs to query row i / limbs.
 void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed) {
   PackedHeader* header = static_cast<PackedHeader*>(packed);
   header->limbs = limbs_of(q_dtype);
   header->pairs = (rows * header->limbs + 1) / 2;
   std::uint16_t* out = reinterpret_cast<std::uint16_t*>(header + 1);
+  if (header->limbs == 1) return pack_narrow(q, rows, dim, out);
   for (int pair = 0; pair < header->pairs; ++pair) {
     TREEATTN_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -68,9 +81,7 @@ void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed
           }
           bits = bf16_bits(x);
         }
-        const bool single = header->limbs == 1 && pair == rows / 2;  // no partner: see dot_single
-        if (single && half == 1) continue;
-        out[single ? 2 * pair * dim + d : ((pair * (dim / 4) + d / 4) * 2 + half) * 4 + d % 4] = bits;
+        out[((pair * (dim / 4) + d / 4) * 2 + half) * 4 + d % 4] = bits;
       }
     }
   }

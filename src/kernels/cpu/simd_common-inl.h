@@ -12,6 +12,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/tile_ops.h"
+#include "merge/exp2_polynomial.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace treeattn::kernels {

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "kernels/cpu/simd_common-inl.h"
+#include "kernels/cpu/visible_rows-inl.h"
 #include "merge/operator.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -92,13 +93,20 @@ HWY_INLINE float weigh(DF df, const SoftmaxArgs& args, const float* scales, floa
   return hn::GetLane(hn::SumOfLanes(df, sum));
 }
 
-// Moves one row's state on to the tile's maximum.
+// Moves one row's state on to the maximum m, and adds the sum of its weights.
+HWY_INLINE void advance(const SoftmaxArgs& args, int r, float m, float sum) {
+  const float m_old = args.m_log2[r];
+  args.shrink[r] = m_old != merge::kEmptyMax && m_old != m ? merge::state_weight(m_old, m) : 1.0f;
+  args.l[r] = merge::merge_component<merge::ScalarOps>(args.l[r], args.shrink[r], sum, 1.0f);
+  args.m_log2[r] = m;
+}
+
+// A row whose logits have been shaped.
 template <class DF>
 HWY_INLINE void weigh_row(DF df, const SoftmaxArgs& args, int r, float tile_max, int padded) {
   float* x = args.logits + r * kTileTokens;
   const float m_old = args.m_log2[r];
   float m = tile_max > m_old ? tile_max : m_old;
-  args.shrink[r] = 1.0f;
   if (!(m > std::numeric_limits<float>::lowest())) {
     // Nothing visible, it seems. Slowly and surely: targets differ in what the maximum of -inf and NaN is.
     m = m_old;
@@ -106,15 +114,42 @@ HWY_INLINE void weigh_row(DF df, const SoftmaxArgs& args, int r, float tile_max,
   }
   if (m == merge::kEmptyMax) {
     for (int t = 0; t < padded; ++t) x[t] = 0.0f;
+    args.shrink[r] = 1.0f;
     *args.any_hidden = true;
     return;
   }
   const float* scales = args.value_scales ? scales_of(args, args.value_scales, r) : nullptr;
   const float sum =
       scales ? weigh<true>(df, args, scales, m, x, padded) : weigh<false>(df, args, nullptr, m, x, padded);
-  if (m_old != merge::kEmptyMax && m_old != m) args.shrink[r] = merge::state_weight(m_old, m);
-  args.l[r] = merge::merge_component<merge::ScalarOps>(args.l[r], args.shrink[r], sum, 1.0f);
-  args.m_log2[r] = m;
+  advance(args, r, m, sum);
+}
+
+// Whether nothing but scales stands between the logits of a row and its weights.
+HWY_INLINE bool all_visible(const SoftmaxArgs& args, int row, int padded) {
+  if (!kHasVisibleRows || args.slopes_log2) return false;
+  const int begin = args.begin ? args.begin[row % args.rows] : 0;
+  const int end = args.end ? args.end[row % args.rows] : args.tokens;
+  return begin == 0 && end == padded && args.cap_log2 <= 0 && args.factor > 0;
+}
+
+HWY_INLINE Extremes extremes_of_row(const SoftmaxArgs& args, int r, int padded) {
+  const float* x = args.logits + r * kTileTokens;
+  return args.key_scales ? extremes_of<true>(x, scales_of(args, args.key_scales, r), padded)
+                         : extremes_of<false>(x, nullptr, padded);
+}
+
+// False: the row is another one after all, and as it was.
+HWY_INLINE bool weigh_visible_row(const SoftmaxArgs& args, int r, const Extremes& logits, int padded) {
+  const float most = logits.most * args.factor;
+  const float m = most > args.m_log2[r] ? most : args.m_log2[r];
+  if (!in_range(logits, args.factor, m)) return false;
+  float* x = args.logits + r * kTileTokens;
+  const float* of_keys = args.key_scales ? scales_of(args, args.key_scales, r) : nullptr;
+  const float* of_values = args.value_scales ? scales_of(args, args.value_scales, r) : nullptr;
+  const auto weigh = of_keys ? (of_values ? weigh_visible<true, true> : weigh_visible<true, false>)
+                             : (of_values ? weigh_visible<false, true> : weigh_visible<false, false>);
+  advance(args, r, m, weigh(args.factor, m, of_keys, of_values, x, padded));
+  return true;
 }
 
 // Rows in two passes over a few of them at a time: the second needs the first's maximum, and several rows in between
@@ -125,11 +160,23 @@ void softmax(const SoftmaxArgs& args) {
   const int padded = (args.tokens + lanes - 1) / lanes * lanes;
   constexpr int kRows = 8;
   const int rows = args.heads * args.rows;
+  const auto shape = [&](int r) HWY_ATTR { return shape_logits(df, args, r, args.logits + r * kTileTokens, padded); };
   for (int r0 = 0; r0 < rows; r0 += kRows) {
     const int r1 = r0 + kRows < rows ? r0 + kRows : rows;
-    float tile_max[kRows];
-    for (int r = r0; r < r1; ++r) tile_max[r - r0] = shape_logits(df, args, r, args.logits + r * kTileTokens, padded);
-    for (int r = r0; r < r1; ++r) weigh_row(df, args, r, tile_max[r - r0], padded);
+    bool visible[kRows];
+    Extremes extremes[kRows];
+    for (int r = r0; r < r1; ++r) {
+      visible[r - r0] = all_visible(args, r, padded);
+      if (visible[r - r0]) {
+        extremes[r - r0] = extremes_of_row(args, r, padded);
+      } else {
+        extremes[r - r0].most = shape(r);
+      }
+    }
+    for (int r = r0; r < r1; ++r) {
+      if (visible[r - r0] && weigh_visible_row(args, r, extremes[r - r0], padded)) continue;
+      weigh_row(df, args, r, visible[r - r0] ? shape(r) : extremes[r - r0].most, padded);
+    }
   }
 }
 
