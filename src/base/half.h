@@ -73,12 +73,11 @@ constexpr float float16_to_float(std::uint16_t half) {
 
 constexpr std::uint16_t float_to_bfloat16(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  if ((bits & ~detail::kSignBit) > detail::kInfBits) {
-    return static_cast<std::uint16_t>((bits | detail::kQuietBit) >> 16);
-  }
+  const bool nan = (bits & ~detail::kSignBit) > detail::kInfBits;
   // bfloat16 is the upper half of a float, so a carry out of the mantissa is the right exponent, infinity at the end.
-  const std::uint32_t magnitude = detail::shift_round_even(bits & ~detail::kSignBit, 16);
-  return static_cast<std::uint16_t>(((bits & detail::kSignBit) >> 16) | magnitude);
+  // Without a branch, so that rows are converted by vectors.
+  const std::uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  return static_cast<std::uint16_t>((nan ? bits | detail::kQuietBit : rounded) >> 16);
 }
 
 constexpr float bfloat16_to_float(std::uint16_t half) {
@@ -149,6 +148,10 @@ inline float load_as_float(const void* element, DType dtype) {
 
 // A row of n elements, without its scale.
 inline void load_row_as_float(const void* row, DType dtype, std::int64_t n, float* out) {
+  if (dtype == DType::kFloat32) {
+    std::memcpy(out, row, static_cast<std::size_t>(n) * sizeof(float));
+    return;
+  }
   const auto size = static_cast<std::int64_t>(dtype_size(dtype));
   const auto* element = static_cast<const std::byte*>(row);
   for (std::int64_t i = 0; i < n; ++i) out[i] = load_as_float(element + i * size, dtype);
@@ -179,6 +182,28 @@ inline void store_from_float(void* element, float value, DType dtype) {
     case DType::kFp8E4M3:
       byte = float_to_fp8(value);
       std::memcpy(element, &byte, sizeof byte);
+      return;
+  }
+}
+
+// A row of n elements, each by store_from_float. The loop is inside each case, so that it can be vectorised.
+inline void store_row_from_float(const float* in, std::size_t n, DType dtype, void* row) {
+  auto* out = static_cast<std::byte*>(row);
+  switch (dtype) {
+    case DType::kFloat32:
+      std::memcpy(out, in, n * sizeof(float));
+      return;
+    case DType::kFloat16:
+      for (std::size_t i = 0; i < n; ++i) store_from_float(out + 2 * i, in[i], DType::kFloat16);
+      return;
+    case DType::kBFloat16:
+      for (std::size_t i = 0; i < n; ++i) store_from_float(out + 2 * i, in[i], DType::kBFloat16);
+      return;
+    case DType::kInt8:
+      for (std::size_t i = 0; i < n; ++i) store_from_float(out + i, in[i], DType::kInt8);
+      return;
+    case DType::kFp8E4M3:
+      for (std::size_t i = 0; i < n; ++i) store_from_float(out + i, in[i], DType::kFp8E4M3);
       return;
   }
 }

@@ -61,9 +61,8 @@ const void* CacheAttention::queries_on_host(const float* q, std::int64_t rows) {
   }
   const float* from = to_host(ops_, q, count * sizeof(float), q_);
   if (narrow_q_.bytes() < count * dtype_size(type)) narrow_q_ = base::Buffer(count * dtype_size(type));
-  std::byte* to = narrow_q_.as<std::byte>();
-  for (std::size_t i = 0; i < count; ++i) base::store_from_float(to + i * dtype_size(type), from[i], type);
-  return to;
+  base::store_row_from_float(from, count, type, narrow_q_.as<std::byte>());
+  return narrow_q_.as<std::byte>();
 }
 
 float* CacheAttention::host_out(std::int64_t rows) {

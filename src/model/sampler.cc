@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <numeric>
 #include <unordered_set>
 
@@ -27,18 +29,33 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// Throws unless all are numbers and one is finite. On the bits of the numbers: loops of integers are vectorised, and
+// a vocabulary is long.
 void check_logits(std::span<const float> logits) {
-  bool any = false;
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i])) throw Error(fmt::format("the logit of token {} is NaN", i));
-    any = any || std::isfinite(logits[i]);
+  constexpr std::uint32_t kSign = 0x80000000u, kInfinity = 0x7f800000u;
+  std::uint32_t nan = 0, finite = 0;
+  for (const float logit : logits) {
+    const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(logit) & ~kSign;
+    nan |= magnitude > kInfinity ? 1u : 0u;
+    finite |= magnitude < kInfinity ? 1u : 0u;
   }
-  if (!any) throw Error("no logit is finite");
+  if (nan != 0) {
+    const auto at = std::ranges::find_if(logits, [](float logit) { return std::isnan(logit); });
+    throw Error(fmt::format("the logit of token {} is NaN", at - logits.begin()));
+  }
+  if (finite == 0) throw Error("no logit is finite");
+}
+
+// The largest of numbers, likewise: floats in the order of integers.
+float largest_of(std::span<const float> values) {
+  std::int32_t largest = std::numeric_limits<std::int32_t>::min();
+  const auto flipped = [](std::int32_t bits) { return bits < 0 ? bits ^ 0x7fffffff : bits; };
+  for (const float value : values) largest = std::max(largest, flipped(std::bit_cast<std::int32_t>(value)));
+  return std::bit_cast<float>(flipped(largest));
 }
 
 std::vector<float> penalized(std::span<const float> logits, std::span<const std::int32_t> said, double penalty) {
   std::vector<float> out(logits.begin(), logits.end());
-  if (penalty == 1) return out;
   for (const std::int32_t token : std::unordered_set<std::int32_t>(said.begin(), said.end())) {
     if (token < 0 || static_cast<std::size_t>(token) >= out.size()) continue;
     float& logit = out[static_cast<std::size_t>(token)];
@@ -127,17 +144,19 @@ TokenChoice choose(std::span<const float> logits, std::span<const std::int32_t> 
                    const SamplerOptions& options) {
   check_sampler(options);
   check_logits(logits);
-  const std::vector<float> judged = penalized(logits, said, options.repetition_penalty);
-  const auto best = std::max_element(judged.begin(), judged.end());
+  std::vector<float> other;
+  if (options.repetition_penalty != 1) other = penalized(logits, said, options.repetition_penalty);
+  const std::span<const float> judged = options.repetition_penalty != 1 ? other : logits;
+  const float best = largest_of(judged);
   TokenChoice choice;
   if (options.temperature == 0) {
-    choice.token = static_cast<std::int32_t>(best - judged.begin());
+    choice.token = static_cast<std::int32_t>(std::ranges::find(judged, best) - judged.begin());
   } else {
-    const double largest = *best;
+    const double largest = best;
     std::vector<Candidate> candidates(judged.size());
     for (std::size_t i = 0; i < judged.size(); ++i) {
       // +inf - +inf: such a token is as likely as can be.
-      const double below = judged[i] == *best ? 0 : (judged[i] - largest) / options.temperature;
+      const double below = judged[i] == best ? 0 : (judged[i] - largest) / options.temperature;
       candidates[i] = {static_cast<std::int32_t>(i), std::exp(below)};
     }
     if (options.top_k > 0) keep_most_likely(candidates, static_cast<std::size_t>(options.top_k));

@@ -70,25 +70,40 @@ class Weights::Loader {
   }
 
  private:
+  static constexpr std::size_t kPiece = 256;  // alignment of matrices in one allocation, as GPUs like it
+
   WeightMatrix quantized(const std::string& name, const WeightMatrix& from) {
     base::require(from.cols % kernels::kWeightGroup == 0, "int8 weights: {} has rows of {}; accepted: a multiple of {}",
                   name, from.cols, kernels::kWeightGroup);
     const auto elements = static_cast<std::size_t>(from.rows * from.cols);
     const std::size_t scale_bytes = elements / static_cast<std::size_t>(kernels::kWeightGroup) * sizeof(float);
     WeightMatrix out{nullptr, DType::kInt8, from.rows, from.cols, nullptr, kernels::kWeightGroup};
+    void* values = carve(elements);
+    void* scales = carve(scale_bytes);
     if (options_.host_memory) {
-      void* values = allocate(elements);
-      void* scales = allocate(scale_bytes);
       kernels::quantize_weights(from, static_cast<std::int8_t*>(values), static_cast<float*>(scales), pool_);
-      out.data = values;
-      out.scales = static_cast<const float*>(scales);
     } else {
-      base::Buffer values(elements), scales(scale_bytes);
-      kernels::quantize_weights(from, values.as<std::int8_t>(), scales.as<float>(), pool_);
-      out.data = keep(values.as<std::byte>(), elements);
-      out.scales = static_cast<const float*>(keep(scales.as<std::byte>(), scale_bytes));
+      base::Buffer host_values(elements), host_scales(scale_bytes);
+      kernels::quantize_weights(from, host_values.as<std::int8_t>(), host_scales.as<float>(), pool_);
+      weights_.ops_.from_host(values, host_values.as<std::byte>(), elements);
+      weights_.ops_.from_host(scales, host_scales.as<std::byte>(), scale_bytes);
     }
+    out.data = values;
+    out.scales = static_cast<const float*>(scales);
     return out;
+  }
+
+  // All int8 matrices lie in one allocation: many a matrix, and the scales of most, are too small for huge pages by
+  // themselves, and decode reads each of them in streams.
+  void* carve(std::size_t bytes) {
+    const LlamaConfig& c = weights_.config_;
+    if (carved_ == nullptr) {
+      const auto pieces = 2 * static_cast<std::size_t>(7 * c.layers + 1);
+      carved_ = static_cast<std::byte*>(allocate(weight_bytes_per_token(c, WeightFormat::kInt8) + pieces * kPiece));
+    }
+    std::byte* piece = carved_;
+    carved_ += (bytes + kPiece - 1) / kPiece * kPiece;
+    return piece;
   }
 
   void* allocate(std::size_t bytes) {
@@ -123,6 +138,7 @@ class Weights::Loader {
   ThreadPool& pool_;
   const WeightOptions& options_;
   std::size_t done_ = 0, total_ = 0;
+  std::byte* carved_ = nullptr;  // where the next int8 matrix goes
 };
 
 Weights::Weights(const LlamaConfig& config, std::shared_ptr<const Checkpoint> checkpoint, kernels::ModelOps& ops,

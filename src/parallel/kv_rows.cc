@@ -18,18 +18,13 @@ constexpr bool is_float(DType type) {
   return type == DType::kFloat32 || type == DType::kFloat16 || type == DType::kBFloat16;
 }
 
-// The loop inside each case, so that it can be vectorised.
 void convert_row(const float* in, std::int64_t n, DType type, std::byte* out, float* scale) {
   const auto size = static_cast<std::size_t>(n);
   switch (type) {
     case DType::kFloat32:
-      std::memcpy(out, in, size * sizeof(float));
-      return;
     case DType::kFloat16:
-      for (std::size_t i = 0; i < size; ++i) base::store_from_float(out + 2 * i, in[i], DType::kFloat16);
-      return;
     case DType::kBFloat16:
-      for (std::size_t i = 0; i < size; ++i) base::store_from_float(out + 2 * i, in[i], DType::kBFloat16);
+      base::store_row_from_float(in, size, type, out);
       return;
     case DType::kInt8:
       base::quantize_row_int8(in, size, reinterpret_cast<std::int8_t*>(out), scale);
