@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -79,16 +80,15 @@ struct PreparedCase {
     bound_by(model);
   }
 
-  // What the results are held against where the bits are not promised.
-  void bound_by(kernels::ErrorModel model) {
-    const kernels::Problem problem = kernels::make_problem(data.input(), data.options());
+  // What the results are held against where the bits are not promised. To be called before the first error().
+  void bound_by(const kernels::ErrorModel& model) {
+    in_free_order.model = model;
     // A rank merges its nodes one after the other, at most two a level; then come the other ranks, one after the other
     // at worst.
     constexpr int kMostRanks = 16;
-    model.extra_merges = 2 * plan::log2_exact(problem.order.branches) + kMostRanks;
-    in_free_order = kernels::reference_attention(problem, model);
-    model.lse_error = 4 * model.unit_roundoff;
-    as_in_paper = kernels::reference_attention(problem, model);
+    in_free_order.model.extra_merges = 2 * plan::log2_exact(data.shape().order.branches) + kMostRanks;
+    as_in_paper.model = in_free_order.model;
+    as_in_paper.model.lse_error = 4 * model.unit_roundoff;
   }
 
   // A cache starts at position 0.
@@ -132,21 +132,30 @@ struct PreparedCase {
 
   // The largest error in units of its bound, for a strategy that does not follow the canonical tree.
   double error(const Output& got, Strategy strategy) const {
-    const kernels::ReferenceResult& want = strategy == Strategy::kPaper ? as_in_paper : in_free_order;
-    double worst = 0;
-    for (std::size_t i = 0; i < got.out.size(); ++i) {
-      worst = std::max(worst, kernels::error_in_bounds(got.out[i], want.out[i], want.out_bound[i]));
-    }
-    for (std::size_t i = 0; i < got.lse.size(); ++i) {
-      worst = std::max(worst, kernels::error_in_bounds(got.lse[i], want.lse[i], want.lse_bound[i]));
-    }
-    return worst;
+    const Oracle& oracle = strategy == Strategy::kPaper ? as_in_paper : in_free_order;
+    return kernels::worst_in_bounds(got.out, got.lse, oracle.answer(data));
   }
 
+  // Asked when it is first needed, by whichever rank comes first: what is held against bits alone needs none.
+  struct Oracle {
+    kernels::ErrorModel model;
+
+    const kernels::ReferenceResult& answer(const kernels::CaseData& data) const {
+      std::call_once(asked, [&] {
+        result = kernels::reference_attention(kernels::make_problem(data.input(), data.options()), model);
+      });
+      return result;
+    }
+
+   private:
+    mutable std::once_flag asked;
+    mutable kernels::ReferenceResult result;
+  };
+
   kernels::CaseData data;
-  Output single;                           // of attention() on one machine, or of one rank on a GPU
-  kernels::ReferenceResult in_free_order;  // the oracle, with the bound of merges that follow the ranks
-  kernels::ReferenceResult as_in_paper;    // and of parts that are weighed by their lse
+  Output single;         // of attention() on one machine, or of one rank on a GPU
+  Oracle in_free_order;  // with the bound of merges that follow the ranks
+  Oracle as_in_paper;    // and of parts that are weighed by their lse
 };
 
 inline std::vector<std::unique_ptr<PreparedCase>> prepared_cases(std::size_t every, std::size_t first = 0,

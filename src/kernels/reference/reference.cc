@@ -33,9 +33,11 @@ struct HeadRows {
   std::int64_t dim = 0;
   std::vector<double> values;  // [tokens, dim]
   std::vector<double> scales;  // [tokens]
+  std::vector<double> sizes;   // [tokens]: sum of the magnitudes of a row
 
   const double* row(std::int64_t token) const { return values.data() + (token - first) * dim; }
   double scale(std::int64_t token) const { return scales[index(token - first)]; }
+  double size(std::int64_t token) const { return sizes[index(token - first)]; }
 };
 
 void load_rows(const KvView& view, std::int64_t batch, std::int64_t head, KeyRange tokens, bool apply_scales,
@@ -45,15 +47,19 @@ void load_rows(const KvView& view, std::int64_t batch, std::int64_t head, KeyRan
   out.dim = view.head_dim;
   out.values.resize(index((tokens.end - tokens.begin) * view.head_dim));
   out.scales.resize(index(tokens.end - tokens.begin));
+  out.sizes.resize(index(tokens.end - tokens.begin));
   double* value = out.values.data();
   for (std::int64_t token = tokens.begin; token < tokens.end; ++token) {
     const std::byte* row = kv_row(view, batch, token, head);
     const double scale = kv_scale(view, batch, token, head);
-    out.scales[index(token - tokens.begin)] = scale;
+    double size = 0;
     for (std::int64_t d = 0; d < view.head_dim; ++d) {
       const double stored = base::load_as_float(row + index(d) * element, view.dtype);
-      *value++ = apply_scales ? scale * stored : stored;
+      *value = apply_scales ? scale * stored : stored;
+      size += std::fabs(*value++);
     }
+    out.scales[index(token - tokens.begin)] = scale;
+    out.sizes[index(token - tokens.begin)] = size;
   }
 }
 
@@ -65,17 +71,19 @@ struct Logit {
 };
 
 // docs/exactness.md, "The logit".
-Logit make_logit(const Problem& problem, const ErrorModel& model, const double* q, const double* k, double k_scale) {
+Logit make_logit(const Problem& problem, const ErrorModel& model, const double* q, double q_max, const HeadRows& keys,
+                 std::int64_t token) {
   const double u = model.unit_roundoff;
   const auto dims = static_cast<double>(problem.q.head_dim);
   const double scale = problem.scale;
-  double dot = 0, magnitude = 0, k_sum = 0, q_max = 0;
+  const double* k = keys.row(token);
+  const double k_scale = keys.scale(token);
+  double k_sum = keys.size(token);
+  double dot = 0, magnitude = 0;
   for (std::int64_t d = 0; d < problem.q.head_dim; ++d) {
     const double product = q[d] * k[d];
     dot += product;
     magnitude += std::fabs(product);
-    k_sum += std::fabs(k[d]);
-    q_max = std::max(q_max, std::fabs(q[d]));
   }
   // All that an infinite scale leaves of a product is its sign, and roundings may change that.
   const bool sign_known =
@@ -149,6 +157,7 @@ struct Term {
 // One query row, and where its results go.
 struct Row {
   const double* q = nullptr;  // [q.head_dim]
+  double q_max = 0;           // largest magnitude in it
   std::int64_t head = 0;
   std::int64_t position = 0;  // global
   KeyRange range;             // the keys it sees
@@ -194,7 +203,7 @@ class RowReference {
     poisoned_ = false;
     comparable_ = sign_known_ = true;
     for (std::int64_t token = row.range.begin; token < row.range.end; ++token) {
-      Logit logit = make_logit(problem_, model_, row.q, k.row(token), k.scale(token));
+      Logit logit = make_logit(problem_, model_, row.q, row.q_max, k, token);
       if (!problem_.alibi_slopes.empty()) {
         add_alibi(logit, problem_.alibi_slopes[index(row.head)], problem_.first_key + token - row.position, u);
       }
@@ -274,10 +283,11 @@ class RowReference {
       const double rounded = share(term, term.common) * std::expm1(term.separate);
       largest_separate = std::max(largest_separate, term.separate);
       const double* value = term.token < 0 ? nullptr : v.row(term.token);
+      const double lost = value == nullptr ? 0.0 : floor / std::fabs(v.scale(term.token));
       for (std::int64_t d = 0; d < v.dim; ++d) {
         const double x = value == nullptr ? 0.0 : value[d];
         bound[d] += moved * std::fabs(x - out[d]) + rounded * (std::fabs(x) + std::fabs(out[d]));
-        if (x != 0) bound[d] += floor / std::fabs(v.scale(term.token)) * std::fabs(x);
+        if (x != 0) bound[d] += lost * std::fabs(x);
         largest_[index(d)] = std::max(largest_[index(d)], std::fabs(x));
       }
     }
@@ -345,9 +355,13 @@ ReferenceResult reference_attention(const Problem& problem, const ErrorModel& mo
       }
       for (std::int64_t i = 0; i < view.queries; ++i) {
         const std::byte* q_row = query_row(view, b, i, h);
-        for (std::size_t d = 0; d < q.size(); ++d) q[d] = base::load_as_float(q_row + d * q_size, view.dtype);
+        double q_max = 0;
+        for (std::size_t d = 0; d < q.size(); ++d) {
+          q[d] = base::load_as_float(q_row + d * q_size, view.dtype);
+          q_max = std::max(q_max, std::fabs(q[d]));
+        }
         const std::size_t r = index((b * view.queries + i) * view.heads + h);
-        row_reference.run({q.data(), h, problem.first_query[index(b)] + i, problem.visible(b, i),
+        row_reference.run({q.data(), q_max, h, problem.first_query[index(b)] + i, problem.visible(b, i),
                            &result.out[r * v_dim], &result.out_bound[r * v_dim], &result.lse[r], &result.lse_bound[r]},
                           k, v);
       }

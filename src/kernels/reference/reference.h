@@ -21,6 +21,8 @@ struct ErrorModel {
   double exp2_error = 0x1p-22;     // relative error of exp2 where nothing is stored: rescaling, soft-cap
   double extra_merges = 0;         // merges beyond those of the canonical tree
   double lse_error = 0;            // relative error of a part's lse, where parts are weighed by that instead of (m, l)
+
+  bool operator==(const ErrorModel&) const = default;
 };
 
 struct ReferenceResult {
