@@ -122,6 +122,13 @@ def check_refusals(model, scratch):
     refused("accepted: cpu, cuda", *here, "x", "--device", "gpu")
     refused("1000", *here, "x", "--device", "cuda:1000", code=3)  # of so many GPUs, or of none
     refused("--temperature is", *here, "x", "--temperature", "hot")
+    refused("cannot read", *here, "--file", scratch)
+    refused("cannot open", *here, "--file", scratch / "nothing")
+    # \udcff is how Python hands the byte 0xff over.
+    refused("--stop: byte 1 of 2", *here, "x", "--stop", "a\udcff")
+    refused("without --json", *here, "x", "--logprobs", "2")
+    refused("/dev/null/here", *here, "x", "--save", "/dev/null/here")  # before any text: stdout is empty
+    refused("--system: byte 0 of 1", "chat", "--model", model, "--system", "\udcff")
     refused("one of the two", "generate", "x")
     refused("llama-3.2-1b", "generate", "--random-weights", "llama-7", "x")
     refused("config.json", "generate", "--model", scratch / "nothing", "x")

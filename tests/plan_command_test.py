@@ -97,6 +97,11 @@ def check_errors():
     expect_error(["--cluster", "nowhere"], "nowhere", "dgx-h100")
     expect_error(["--kv-type", "int4"], "--kv-type", "int4", "fp8")
     expect_error(["--weights-type", "fp8"], "--weights-type", "fp8", "int8")
+    expect_error(["--longest", "--context", "1M"], "--longest", "--context")
+    # What is printed into a full disk is lost, and that is no success.
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.argv[1], "plan"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    expect(done.returncode == 1 and "standard output" in done.stderr, f"full: {done.returncode}, {done.stderr}")
 
 
 check_plans()

@@ -99,11 +99,20 @@ def check_usage(treeattn, folder):
     (folder / "broken").mkdir()
     (folder / "broken" / "latency.json").write_text('{"name": "latency"}')
     for command, part in [(["reproduce", "nothing"], "latency"), (["reproduce"], "--list"),
+                          (["reproduce", "all", "nothing"], "nothing"),
+                          (["reproduce", "latency", "--out", "/dev/null/here"], "/dev/null/here"),
                           (["reproduce", "latency", "--simulator", "/nowhere"], "/nowhere"),
                           (["report"], "--data"), (["report", "--data", "/nowhere"], "/nowhere"),
                           (["report", "--data", str(folder)], "no data")]:
         done = run(treeattn, *command)
         expect(done.returncode == 2 and part in done.stderr, f"{command}: {done.returncode}, {done.stderr}")
+    (folder / "whole").mkdir()
+    (folder / "whole" / "fused.json").write_text(run(treeattn, "reproduce", "fused", "--closed-form", "--json").stdout)
+    page = str(folder / "page.html")
+    for options in [["--out", "/dev/null/here"], ["--out", page, "--figures", "/dev/null/here"]]:
+        done = run(treeattn, "report", "--data", str(folder / "whole"), *options)
+        expect(done.returncode == 2 and "/dev/null/here: cannot" in done.stderr,
+               f"{options}: {done.returncode}, {done.stderr}")
     done = run(treeattn, "report", "--data", str(folder / "broken"))
     expect(done.returncode in (1, 2) and "latency.json" in done.stderr, f"broken data: {done.returncode}, {done.stderr}")
     done = run(treeattn, "reproduce", "uneven", "--closed-form")

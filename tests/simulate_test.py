@@ -180,7 +180,8 @@ def check_cluster_files(folder):
 def check_usage():
     for bad in [["--cluster", "nowhere"], ["--ranks", "0"], ["--ranks", "x"], ["--ranks-per-node", "9"],
                 ["--strategy", "star"], ["--strategy", "auto"], ["--strategy", "ring,ring"], ["--branches", "100"],
-                ["--overhead-us", "-1"], ["--slow-rank", "3"], ["--slow-rank", "3:x"], ["--json", "--csv"],
+                ["--overhead-us", "-1"], ["--slow-rank", "3"], ["--slow-rank", "3:x"],
+                ["--ranks", "8", "--slow-rank", "8:2"], ["--json", "--csv"],
                 ["--print-cluster", "nowhere"], ["--heads", "5", "--kv-heads", "2"]]:
         done = run(*bad)
         expect(done.returncode == 2 and "treeattn: " in done.stderr,

@@ -99,6 +99,7 @@ int run(const ChatCommand& options) {
   const std::vector<model::ChatMessage> greeting = {{"user", "?"}};
   model::chat_tokens(*plan.model.tokenizer, greeting, true);  // throws if it has no template's tokens
   GenerateOptions text = options.sampling.parse(1024);
+  require_utf8("--system", options.system);
   text.interrupt = &interrupt_flag();
   const std::int64_t room = std::min<std::int64_t>(plan.model.config.context, 8192);
   return run_model(plan, room, [&](const ModelRank& rank) { return converse(options, plan, text, rank); });

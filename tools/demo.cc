@@ -137,7 +137,6 @@ int run(DemoCommand options) {
   GenerateOptions text;
   text.max_tokens = kAnswer;
   text.stop = {"."};
-  text.interrupt = &interrupt_flag();
 
   return run_model(plan, length + kAnswer + steps + 1, [&](const ModelRank& rank) {
     const bool talks = rank.speaks && !options.json;

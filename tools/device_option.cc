@@ -2,6 +2,7 @@
 #include "device_option.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <charconv>
 #include <string_view>

@@ -2,11 +2,14 @@
 // --device: what computes. One place for its grammar and for what is said where it cannot be had.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 #include "treeattn/kv_cache.h"
+
+namespace CLI {
+class App;
+}
 
 namespace treeattn::tools {
 

@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "command.h"
+#include "files.h"
 #include "model/session.h"
 #include "model_options.h"
 #include "model_run.h"
@@ -47,9 +48,7 @@ std::string read_prompt(const GenerateCommand& options) {
     base::require(::isatty(STDIN_FILENO) == 0, "there is no prompt; accepted: as an argument, by --file, on stdin");
     return read_all(std::cin);
   }
-  std::ifstream file(options.file, std::ios::binary);
-  base::require(file.good(), "--file {} cannot be read", options.file);
-  return read_all(file);
+  return read_text(options.file);
 }
 
 // Without a tokenizer the bytes of the text stand for themselves.
@@ -165,6 +164,8 @@ class Voice {
 int run(const GenerateCommand& options) {
   const ModelPlan plan = make_model_plan(options.model);
   GenerateOptions text = options.sampling.parse(256);
+  base::require(text.sampler.logprobs == 0 || options.json,
+                "--logprobs is {} without --json, which would print them; accepted: both", text.sampler.logprobs);
   base::require(text.stop.empty() || plan.model.tokenizer, "--stop needs a tokenizer, and this model has none");
   const std::string prompt = read_prompt(options);
   base::require(!prompt.empty() || !options.load.empty(), "the prompt is empty; accepted: a text");
@@ -174,6 +175,7 @@ int run(const GenerateCommand& options) {
   const auto length = static_cast<std::int64_t>(tokens.size());
   base::require(length < context, "the prompt has {} tokens; accepted: fewer than the model's context, {}", length,
                 context);
+  if (!options.save.empty()) make_directory(options.save);  // now, not when the text is there and cannot be kept
   text.interrupt = &interrupt_flag();
   return run_model(plan, std::min(context, length + text.max_tokens), [&](const ModelRank& rank) {
     const model::Tokenizer* tokenizer = rank.model.description.tokenizer.get();

@@ -110,6 +110,13 @@ int report(const CLI::App& app, const CLI::ParseError& error, int argc, char** a
   return kBadUsage;
 }
 
+// What was printed may still lie in a buffer, and the disk may be full: then it is lost, and nobody may believe
+// otherwise.
+int after_printing(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  return fail("standard output cannot be written", code == kOk ? kCheckFailed : code);
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Exact tree attention: facts, checks, benchmarks and text.", "treeattn");
   app.footer(kFooter);
@@ -151,7 +158,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   using namespace treeattn;
   try {
-    return tools::run(argc, argv);
+    return tools::after_printing(tools::run(argc, argv));
   } catch (const InvalidArgument& error) {
     return tools::fail_once(error.what(), tools::kBadUsage);
   } catch (const BadFile& error) {

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "model/config.h"
 #include "model/sampler.h"
+#include "model/utf8.h"
 #include "model/weights.h"
 #include "options.h"
 #include "treeattn/cuda.h"
@@ -37,6 +38,11 @@ std::string shape_names() {
 }
 
 }  // namespace
+
+void require_utf8(const char* option, const std::string& text) {
+  const std::size_t valid = model::valid_utf8(text);
+  base::require(valid == text.size(), "{}: byte {} of {} is not UTF-8; accepted: UTF-8", option, valid, text.size());
+}
 
 double parse_real(const char* option, const std::string& text, double least, double most) {
   const std::optional<double> value = parse_number(text);
@@ -130,7 +136,10 @@ GenerateOptions SamplingOptions::parse(std::int64_t default_max_tokens) const {
   }
   if (!seed.empty()) s.seed = static_cast<std::uint64_t>(parse_count("--seed", seed, 0, std::int64_t{1} << 62));
   if (!logprobs.empty()) s.logprobs = static_cast<int>(parse_count("--logprobs", logprobs, 0, 100));
-  for (const std::string& one : stop) base::require(!one.empty(), "--stop is empty; accepted: a text");
+  for (const std::string& one : stop) {
+    base::require(!one.empty(), "--stop is empty; accepted: a text");
+    require_utf8("--stop", one);
+  }
   out.stop = stop;
   out.ignore_eos = ignore_eos;
   out.recover = recover;

@@ -52,6 +52,9 @@ struct SamplingOptions {
   GenerateOptions parse(std::int64_t default_max_tokens) const;
 };
 
+// Throws InvalidArgument where the text is not UTF-8, as a shell can hand over any bytes.
+void require_utf8(const char* option, const std::string& text);
+
 // A number from least to most. `option` is for the message.
 double parse_real(const char* option, const std::string& text, double least, double most);
 

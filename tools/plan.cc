@@ -349,12 +349,13 @@ Command add_plan(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("plan", "Devices, memory and time that a model and a context need");
   auto options = std::make_shared<PlanOptions>();
   const auto text = [&](const char* name, std::string& value, const std::string& what, const char* type) {
-    app->add_option(name, value, what)->type_name(type);
+    return app->add_option(name, value, what)->type_name(type);
   };
   text("--model", options->model,
        fmt::format("{}, or a directory with config.json (default llama-3.1-8b)", fmt::join(model::known_shapes(), " ")),
        "NAME|DIR");
-  text("--context", options->context, "Tokens of a sequence; 128k is 131072, 1M is 1048576 (default 128k)", "N");
+  CLI::Option* context =
+      text("--context", options->context, "Tokens of a sequence; 128k is 131072, 1M is 1048576 (default 128k)", "N");
   text("--batch", options->batch, "Sequences (default 1)", "N");
   text("--cluster", options->cluster,
        fmt::format("{}, or a file (default dgx-h100)", fmt::join(plan::built_in_clusters(), " ")), "NAME|FILE");
@@ -362,7 +363,7 @@ Command add_plan(CLI::App& parent) {
   text("--weights-type", options->weights_type, "float32 float16 bfloat16 int8 (default bfloat16)", "TYPE");
   text("--kv-type", options->kv_type, "float32 float16 bfloat16 int8 fp8 (default bfloat16)", "TYPE");
   app->add_flag("--split-weights", options->split_weights, "Cut the weights over the devices of a node");
-  app->add_flag("--longest", options->longest, "The longest context that fits on the devices");
+  app->add_flag("--longest", options->longest, "The longest context that fits on the devices")->excludes(context);
   app->add_flag("--json", options->json, "One JSON object; docs/cli.md explains the keys");
   app->footer(kFooter);
   return {app, [options] { return run(*options); }};

@@ -6,15 +6,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
 #include "command.h"
 #include "experiments.h"
+#include "files.h"
 #include "report_page.h"
 #include "svg_chart.h"
 
@@ -28,11 +27,7 @@ struct ReportOptions {
 };
 
 Outcome read_outcome(const fs::path& file) {
-  std::ifstream stream(file);
-  std::stringstream text;
-  text << stream.rdbuf();
-  if (!stream) throw BadFile(fmt::format("{}: cannot be read", file.string()));
-  nlohmann::ordered_json json = nlohmann::ordered_json::parse(text.str(), nullptr, false);
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(read_text(file), nullptr, false);
   if (json.is_discarded())
     throw BadFile(fmt::format("{}: not JSON; accepted: what `treeattn reproduce` writes", file.string()));
   return outcome_of(json, file.string());
@@ -53,25 +48,18 @@ std::vector<Outcome> read_data(const fs::path& directory) {
   return out;
 }
 
-void write(const fs::path& file, const std::string& text) {
-  std::ofstream stream(file);
-  stream << text;
-  stream.close();
-  if (!stream) throw Error(fmt::format("{}: cannot be written", file.string()));
-}
-
 int run(const ReportOptions& options) {
   base::require(!options.data.empty(), "--data is missing; accepted: a directory made by treeattn reproduce --out");
   const std::vector<Outcome> outcomes = read_data(options.data);
-  write(options.out, report_page(outcomes));
+  write_text(options.out, report_page(outcomes));
   std::vector<Drawing> drawings = topology_drawings();
   for (const Outcome& outcome : outcomes) {
     for (Drawing& drawing : figure_drawings(outcome)) drawings.push_back(std::move(drawing));
   }
   fmt::print("{}: {} experiments, {} figures\n", options.out, outcomes.size(), drawings.size());
   if (options.figures.empty()) return kOk;
-  fs::create_directories(options.figures);
-  for (const auto& [id, svg] : drawings) write(fs::path(options.figures) / (id + ".svg"), standalone_svg(svg));
+  make_directory(options.figures);
+  for (const auto& [id, svg] : drawings) write_text(fs::path(options.figures) / (id + ".svg"), standalone_svg(svg));
   fmt::print("{}: {} SVG files\n", options.figures, drawings.size());
   return kOk;
 }

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "child_process.h"
 #include "command.h"
 #include "experiments.h"
+#include "files.h"
 #include "progress.h"
 #include "svg_chart.h"
 #include "table.h"
@@ -70,20 +70,22 @@ void print_text(const Outcome& outcome) {
 }
 
 void write_json(const std::filesystem::path& file, const Outcome& outcome) {
-  std::ofstream stream(file);
-  stream << to_json(outcome).dump(1) << "\n";
-  stream.close();
-  if (!stream) throw Error(fmt::format("{}: cannot be written", file.string()));
+  write_text(file, to_json(outcome).dump(1) + "\n");
 }
 
 std::vector<const Experiment*> chosen(const ReproduceOptions& options) {
   std::vector<const Experiment*> out;
-  const bool all = std::find(options.names.begin(), options.names.end(), "all") != options.names.end();
-  if (all) {
-    for (const Experiment& experiment : all_experiments()) out.push_back(&experiment);
-    return out;
+  bool all = false;
+  for (const std::string& name : options.names) {
+    if (name == "all") {
+      all = true;
+    } else {
+      out.push_back(&find_experiment(name));
+    }
   }
-  for (const std::string& name : options.names) out.push_back(&find_experiment(name));
+  if (!all) return out;
+  out.clear();
+  for (const Experiment& experiment : all_experiments()) out.push_back(&experiment);
   return out;
 }
 
@@ -106,7 +108,7 @@ int run(const ReproduceOptions& options) {
   }
   base::require(!options.names.empty(), "no experiment is named; accepted: names of treeattn reproduce --list, or all");
   const std::vector<const Experiment*> experiments = chosen(options);
-  if (!options.out.empty()) std::filesystem::create_directories(options.out);
+  if (!options.out.empty()) make_directory(options.out);
   DecodeTimes times(simulator(options));
   ExperimentContext context{times, options.quick};
   bool failed = false;

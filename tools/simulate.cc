@@ -53,14 +53,15 @@ double parse_overhead(const std::string& text) {
   return *value * 1e-6;
 }
 
-// "3:2.5,7:2" as lines of a cluster file, which checks them.
-std::string slow_rank_lines(const std::string& text) {
+// "3:2.5,7:2" as lines of a cluster file, which checks the factors.
+std::string slow_rank_lines(const std::string& text, int ranks) {
   std::string out;
   for (const std::string& item : text.empty() ? std::vector<std::string>() : split_list(text)) {
     const std::size_t colon = item.find(':');
     base::require(colon != std::string::npos,
                   "--slow-rank is \"{}\"; accepted: RANK:FACTOR, or several with commas between them", text);
-    out += fmt::format("slow_device = {} {}\n", item.substr(0, colon), item.substr(colon + 1));
+    const std::int64_t rank = parse_count("--slow-rank", item.substr(0, colon), 0, ranks - 1);
+    out += fmt::format("slow_device = {} {}\n", rank, item.substr(colon + 1));
   }
   return out;
 }
@@ -82,7 +83,12 @@ std::vector<Strategy> parse_strategies(const std::string& text) {
 // One job for each number of ranks and each shape; lengths go together.
 std::vector<SimulationJob> make_jobs(const SimulateOptions& options) {
   SimulationJob job;
-  const std::string slow = slow_rank_lines(options.slow_rank);
+  std::vector<int> rank_counts;
+  for (const std::string& text : split_list(options.ranks.empty() ? "128" : options.ranks)) {
+    rank_counts.push_back(static_cast<int>(parse_count("--ranks", text, 1, kMostRanks)));
+  }
+  const int most_ranks = *std::max_element(rank_counts.begin(), rank_counts.end());
+  const std::string slow = slow_rank_lines(options.slow_rank, most_ranks);
   job.cluster = plan::cluster_text(options.cluster) + "\n" + slow;
   job.origin = slow.empty() ? options.cluster : options.cluster + " with --slow-rank";
   const plan::Cluster cluster = plan::parse_cluster(job.cluster, job.origin);
@@ -93,8 +99,8 @@ std::vector<SimulationJob> make_jobs(const SimulateOptions& options) {
   if (shape_options.tokens.empty()) shape_options.tokens = "5120000";
   const std::vector<Shape> shapes = shape_options.shapes();
   std::vector<SimulationJob> jobs;
-  for (const std::string& text : split_list(options.ranks.empty() ? "128" : options.ranks)) {
-    job.ranks = static_cast<int>(parse_count("--ranks", text, 1, kMostRanks));
+  for (const int ranks : rank_counts) {
+    job.ranks = ranks;
     const int devices = cluster.devices_per_node;
     job.ranks_per_node = options.ranks_per_node.empty()
                              ? std::min(devices, job.ranks)

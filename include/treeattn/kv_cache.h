@@ -103,7 +103,7 @@ class KvCache {
 
   // The tokens of [first, first + count) that this rank carries, ascending, neighbours joined.
   std::vector<TokenRange> carried(SequenceId sequence, std::int64_t first, std::int64_t count) const;
-  // Of all ranks: tokens this rank carries of a sequence, and bytes of K, V and scales it has allocated for all.
+  // Tokens of a sequence that this rank carries; bytes of K, V and scales that it has allocated for all sequences.
   std::int64_t carried_tokens(SequenceId sequence) const;
   std::size_t allocated_bytes() const;
   // Which rank carries a branch, by the branch's place among the leaves of the tree.

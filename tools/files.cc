@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "files.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <system_error>
+
+#include "base/file.h"
+
+namespace treeattn::tools {
+namespace {
+
+[[noreturn]] void fail(const std::filesystem::path& path, const std::string& what) {
+  base::throw_bad_file(path, "cannot " + what + ": " + std::generic_category().message(errno));
+}
+
+struct Close {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+using Stream = std::unique_ptr<std::FILE, Close>;
+
+}  // namespace
+
+std::string read_text(const std::filesystem::path& path) {
+  const Stream file(std::fopen(path.c_str(), "rb"));
+  if (!file) fail(path, "open");
+  std::string text;
+  char piece[1 << 16];
+  while (const std::size_t got = std::fread(piece, 1, sizeof piece, file.get())) text.append(piece, got);
+  if (std::ferror(file.get()) != 0) fail(path, "read");
+  return text;
+}
+
+void write_text(const std::filesystem::path& path, std::string_view text) {
+  Stream file(std::fopen(path.c_str(), "wb"));
+  if (!file) fail(path, "create");
+  const bool written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
+  // Closing writes what is still in the buffer.
+  if (!written || std::fclose(file.release()) != 0) fail(path, "write");
+}
+
+void make_directory(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) base::throw_bad_file(path, "cannot make this directory: " + error.message());
+}
+
+}  // namespace treeattn::tools
