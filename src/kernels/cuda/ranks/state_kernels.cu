@@ -57,6 +57,10 @@ void merge_blocks(std::span<const MergeStep> steps, RowShape shape, cudaStream_t
   }
 }
 
+void copy_floats(float* to, const float* from, std::size_t count, cudaStream_t stream) {
+  for_each(1, count, stream, "copy of states", [=] __device__(std::size_t, std::size_t i) { to[i] = from[i]; });
+}
+
 void clear_rows(float* states, RowShape shape, cudaStream_t stream) {
   for_each(shape.rows, shape.row_floats, stream, "clearing of states", [=] __device__(std::size_t r, std::size_t c) {
     states[r * shape.row_floats + c] = c == 0 ? merge::kEmptyMax : 0.0f;

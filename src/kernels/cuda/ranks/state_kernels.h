@@ -25,6 +25,10 @@ struct MergeStep {
 // One after the other; one launch for many steps.
 void merge_blocks(std::span<const MergeStep> steps, RowShape shape, cudaStream_t stream);
 
+// By a kernel and not by a copy engine: a copy there that waits for its stream holds up those of other streams, for
+// which kernels of the first may be waiting.
+void copy_floats(float* to, const float* from, std::size_t count, cudaStream_t stream);
+
 // Every row becomes the identity.
 void clear_rows(float* states, RowShape shape, cudaStream_t stream);
 
