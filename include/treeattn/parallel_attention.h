@@ -69,6 +69,13 @@ class ParallelAttention {
               const AttentionOptions& options, std::span<float> out, std::span<float> lse, ThreadPool& pool,
               Result result = Result::kReplicated, std::span<const std::int64_t> first_query = {});
 
+  // The same with q and out in memory of this rank's GPU and no lse, as work on `stream`, a cudaStream_t: it reads what
+  // is put there before, and what is put there later finds out. The host waits for the other ranks, not for the GPU.
+  // Returns false, on every rank and with nothing done, where states do not stay on a GPU: they do with link = kPeer,
+  // ranks that are threads with one GPU, no sinks, and any strategy but kRing.
+  bool decode_on_device(const KvCache& cache, int layer, std::span<const SequenceId> sequences, const QueryView& q,
+                        const AttentionOptions& options, float* out, void* stream, ThreadPool& pool);
+
   // Many queries, each rank with its own: q [1, tokens, heads, k_dim] for the tokens of [first, first + count) that
   // this rank carries (KvCache::carried), in that order; out and lse in the same order. Keys are those of the cache, so
   // append before. By Ring Attention: K and V go round in pieces while the last piece is worked on. Cyclic placement

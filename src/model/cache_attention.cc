@@ -26,6 +26,7 @@ CacheAttention::CacheAttention(KvCache& cache, std::int64_t heads, const Paralle
       attention_(cache.communicator(), options),
       again_(cache.communicator(), ParallelOptions{Strategy::kMerge}) {
   options_.causal = true;
+  stays_on_gpu_ = device() != nullptr && options.link == DeviceLink::kPeer;
 }
 
 DType CacheAttention::query_type() const {
@@ -146,6 +147,11 @@ void CacheAttention::last_tokens(int layer, std::span<const SequenceId> sequence
   if (alone_on_gpu()) {
     attend_on_gpu(layer, sequences, queries(queries_on_gpu(q, rows), rows, 1), {}, out);
     return device()->hold_up(ops_.stream());
+  }
+  if (stays_on_gpu_) {
+    const QueryView view = queries(queries_on_gpu(q, rows), rows, 1);
+    stays_on_gpu_ = attention_.decode_on_device(cache_, layer, sequences, view, options_, out, ops_.stream(), pool_);
+    if (stays_on_gpu_) return;
   }
   const void* host = queries_on_host(q, rows);
   const std::span<float> result(host_out(rows), static_cast<std::size_t>(rows * heads_ * cache_.config().v_dim));

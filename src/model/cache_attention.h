@@ -81,6 +81,7 @@ class CacheAttention {
   ParallelAttention attention_;
   ParallelAttention again_;  // by merge: the bits of the ring and of all strategies that promise any
   AttentionOptions options_;
+  bool stays_on_gpu_ = false;  // what several ranks decode; false as soon as it has turned out not to
   base::Buffer q_, narrow_q_, k_, v_, out_;
   OpsArray rounded_q_;
   std::int64_t rounded_floats_ = 0;

@@ -14,11 +14,16 @@ namespace treeattn::parallel {
 class DeviceReducer {
  public:
   virtual ~DeviceReducer() = default;
+  // Collective. Where on its GPU a rank's blocks for the next reduce() are best put; null: anywhere.
+  virtual float* place(const ReduceContext&, StateShape, kernels::cuda::RankDevice&) { return nullptr; }
   // Collective. own: the blocks of this rank's nodes on its GPU (null where there are none), ready on the device's
   // stream; used up. Copies the root's block to the host's memory. Throws LostRanks as the communicator does, Error
   // when the GPUs failed though all ranks are there, Unavailable the first time where there is no such way.
   virtual void reduce(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context, StateShape shape,
                       float* own, kernels::cuda::RankDevice& device, float* root) = 0;
+  // The same with the root's block left on the GPU, where the stream finds it until this rank next attends; the host
+  // does not wait for the GPU. Null, with nothing done, where place() is.
+  virtual const float* reduce_on_gpu(const ReduceContext&, kernels::cuda::RankDevice&) { return nullptr; }
 };
 
 // By NCCL: its collectives for kTwoPhase, kPaper and kGather, its send and receive for the other schedules. Throws

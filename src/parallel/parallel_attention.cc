@@ -128,6 +128,14 @@ struct ParallelAttention::Impl {
     store.found_same_kernels();
   }
 
+  // Before anything is sent.
+  void check(const KvCache& cache, const DecodeCall& call) {
+    require(cache.communicator() == communicator, "the cache is on another communicator; accepted: the same one");
+    require(call.q.batch == static_cast<std::int64_t>(call.sequences.size()),
+            "q.batch = {}; accepted: one per sequence, {}", call.q.batch, call.sequences.size());
+    check_query(call.q, cache.config(), call.layer);
+  }
+
   // Runs `work`, which returns the seconds spent attending, and reports on it.
   template <class Work>
   void reported(Strategy strategy, const Work& work) {
@@ -141,17 +149,23 @@ struct ParallelAttention::Impl {
     report.traffic = difference(communicator->traffic(), before);
   }
 
-  // The root's states, from GPU to GPU.
-  SharedBuffer reduce_on_devices(const DecodeCall& call, Strategy strategy, ThreadPool& pool) {
+  // The GPU of a call whose states travel from GPU to GPU.
+  kernels::cuda::RankDevice& device_of(const DecodeCall& call) {
     if (!devices) devices = options.link == DeviceLink::kNccl ? parallel::nccl_reducer() : parallel::peer_reducer();
-    const ReduceContext context{*communicator, call.store.shares(), pool, options.canonical};
-    const StateShape shape = call.shape();
     kernels::cuda::RankDevice& device = *call.store.device();
     if (!gpu) gpu = device.gpu();
     require(*gpu == device.gpu(), "a cache on GPU {}; accepted: {}, as in the first call", device.gpu(), *gpu);
+    return device;
+  }
+
+  // The root's states, from GPU to GPU.
+  SharedBuffer reduce_on_devices(const DecodeCall& call, Strategy strategy, ThreadPool& pool) {
+    kernels::cuda::RankDevice& device = device_of(call);
+    const ReduceContext context{*communicator, call.store.shares(), pool, options.canonical};
+    const StateShape shape = call.shape();
     SharedBuffer root = parallel::make_shared_buffer(shape.block_floats());
-    devices->reduce(strategy, schedule_of(strategy), context, shape, parallel::attend_on_device(call), device,
-                    root->as<float>());
+    float* own = parallel::attend_on_device(call, devices->place(context, shape, device));
+    devices->reduce(strategy, schedule_of(strategy), context, shape, own, device, root->as<float>());
     return root;
   }
 
@@ -178,10 +192,7 @@ void ParallelAttention::decode(const KvCache& cache, int layer, std::span<const 
                                std::span<const std::int64_t> first_query) {
   const DecodeCall call{cache.store(), layer, sequences, q, options, first_query};
   const KvCacheConfig& config = cache.config();
-  require(cache.communicator() == impl_->communicator, "the cache is on another communicator; accepted: the same one");
-  require(q.batch == static_cast<std::int64_t>(sequences.size()), "q.batch = {}; accepted: one per sequence, {}",
-          q.batch, sequences.size());
-  check_query(q, config, layer);
+  impl_->check(cache, call);
   const int size = impl_->communicator->size();
   const bool by_heads = result == Result::kByHeads;
   require(!(by_heads && impl_->options.strategy == Strategy::kRing),
@@ -212,6 +223,30 @@ void ParallelAttention::decode(const KvCache& cache, int layer, std::span<const 
   if (rows == 0) return;
   finalize_states({root->as<float>(), rows * state_floats(config.v_dim)}, config.v_dim, sinks_of(options.sinks, heads),
                   out, lse);
+}
+
+bool ParallelAttention::decode_on_device(const KvCache& cache, int layer, std::span<const SequenceId> sequences,
+                                         const QueryView& q, const AttentionOptions& options, float* out, void* stream,
+                                         ThreadPool& pool) {
+  const DecodeCall call{cache.store(), layer, sequences, q, options, {}};
+  impl_->check(cache, call);
+  parallel::check_call(call);
+  impl_->check_same_kernels(cache.store());
+  if (impl_->options.link != DeviceLink::kPeer || impl_->options.strategy == Strategy::kRing) return false;
+  if (!options.sinks.empty()) return false;
+  kernels::cuda::RankDevice& device = impl_->device_of(call);
+  const ReduceContext context{*impl_->communicator, call.store.shares(), pool, impl_->options.canonical};
+  const StateShape shape = call.shape();
+  float* place = impl_->devices->place(context, shape, device);
+  if (place == nullptr) return false;
+  impl_->reported(Strategy::kMerge, [&] {
+    device.wait_for(stream);
+    parallel::attend_on_device(call, place, true);
+    device.finalize(impl_->devices->reduce_on_gpu(context, device), shape.rows, cache.config().v_dim, out);
+    device.hold_up(stream);
+    return 0.0;
+  });
+  return true;
 }
 
 void ParallelAttention::prefill(const KvCache& cache, int layer, SequenceId sequence, std::int64_t first,

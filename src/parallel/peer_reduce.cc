@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/this_process.h"
+#include "kernels/cuda/ranks/common_mailbox.h"
 #include "kernels/cuda/ranks/peer_exchange.h"
 #include "parallel/agree.h"
 #include "parallel/device_reduce.h"
@@ -14,6 +16,7 @@
 namespace treeattn::parallel {
 namespace {
 
+using kernels::cuda::CommonMailbox;
 using kernels::cuda::ExchangePlan;
 using kernels::cuda::PeerExchange;
 
@@ -50,13 +53,31 @@ ExchangePlan plan_of(const plan::Shares& shares, StateShape shape) {
   return out;
 }
 
+// Which GPU of which process: threads see each other's memory.
+struct Seat {
+  std::uint64_t process = 0;
+  std::int64_t gpu = 0;
+  bool operator==(const Seat&) const = default;
+};
+
 class PeerReducer final : public DeviceReducer {
  public:
+  float* place(const ReduceContext& context, StateShape shape, kernels::cuda::RankDevice& device) override {
+    Communicator& comm = context.communicator;
+    ExchangePlan wanted = plan_of(context.shares, shape);
+    if (plan() == nullptr || *plan() != wanted) make(comm, device, std::move(wanted));
+    return common_ ? common_->place(comm.rank()) : nullptr;
+  }
+
   void reduce(Strategy, const plan::Schedule&, const ReduceContext& context, StateShape shape, float* own,
               kernels::cuda::RankDevice& device, float* root) override {
     Communicator& comm = context.communicator;
-    ExchangePlan wanted = plan_of(context.shares, shape);
-    if (!exchange_ || exchange_->plan() != wanted) make(comm, device, std::move(wanted));
+    if (common_) {
+      const std::uint64_t turn = common_->arrive(device.stream());
+      comm.barrier();  // of the threads, while the GPU is at work
+      std::copy_n(common_->wait(turn, device.stream()), shape.block_floats(), root);
+      return;
+    }
     const double seconds = kShareOfDeadline * comm.deadline().count();
     const float* result = nullptr;
     if (together_) {
@@ -78,10 +99,43 @@ class PeerReducer final : public DeviceReducer {
                             fmt::join(missing, ", "), seconds));
   }
 
+  const float* reduce_on_gpu(const ReduceContext& context, kernels::cuda::RankDevice& device) override {
+    if (!common_) return nullptr;
+    common_->arrive(device.stream());
+    context.communicator.barrier();
+    return common_->follow(device.stream());
+  }
+
  private:
-  // Collective. Memory that others have open goes only when they have let go of it.
+  const ExchangePlan* plan() const { return common_ ? &common_->plan() : exchange_ ? &exchange_->plan() : nullptr; }
+
+  // Collective.
   void make(Communicator& comm, kernels::cuda::RankDevice& device, ExchangePlan plan) {
     device.finish();
+    const Seat mine{base::this_process(), device.gpu()};
+    const std::vector<Seat> seats = gathered(comm, mine);
+    if (std::all_of(seats.begin(), seats.end(), [&](const Seat& seat) { return seat == mine; })) {
+      make_common(comm, device.gpu(), std::move(plan));
+    } else {
+      make_exchange(comm, device, std::move(plan));
+    }
+  }
+
+  // Collective. Rank 0's, which the others hold as well: it goes with the last of them.
+  void make_common(Communicator& comm, int gpu, ExchangePlan plan) {
+    using Shared = std::shared_ptr<CommonMailbox>;
+    common_.reset();
+    auto* lent = new Shared;  // it stays when ranks are lost meanwhile: someone may be about to look at it
+    std::string failure;
+    if (comm.rank() == 0) failure = failure_of([&] { *lent = std::make_shared<CommonMailbox>(gpu, std::move(plan)); });
+    require_all(comm, failure);
+    common_ = *gathered(comm, lent).front();
+    comm.barrier();
+    delete lent;
+  }
+
+  // Collective. Memory that others have open goes only when they have let go of it.
+  void make_exchange(Communicator& comm, kernels::cuda::RankDevice& device, ExchangePlan plan) {
     if (exchange_) {
       exchange_->disconnect();
       comm.barrier();
@@ -107,8 +161,9 @@ class PeerReducer final : public DeviceReducer {
     throw Unavailable(fmt::format("exchange between GPUs: failed on rank {}", first - failed.begin()));
   }
 
-  std::unique_ptr<PeerExchange> exchange_;
-  bool together_ = false;  // ranks of one process share a GPU
+  std::shared_ptr<CommonMailbox> common_;   // where all ranks are threads with one GPU
+  std::unique_ptr<PeerExchange> exchange_;  // elsewhere
+  bool together_ = false;                   // ranks of one process share a GPU
 };
 
 }  // namespace

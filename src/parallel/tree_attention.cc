@@ -68,10 +68,13 @@ SharedBuffer attend_locally(const DecodeCall& call, ThreadPool& pool) {
   return states;
 }
 
-float* attend_on_device(const DecodeCall& call) {
+float* attend_on_device(const DecodeCall& call, float* place, bool q_on_gpu) {
   const KvBatch batch = call.store.batch(call.layer, call.sequences);
   const plan::NodeSet& nodes = call.store.shares().nodes_of(call.store.communicator()->rank());
-  return batch.device->attend(kernels::make_problem(input_of(call, batch), without_sinks(call.options), &nodes));
+  const kernels::Problem problem = kernels::make_problem(input_of(call, batch), without_sinks(call.options), &nodes);
+  if (place == nullptr) return batch.device->attend(problem);
+  batch.device->attend_into(problem, place, q_on_gpu);
+  return place;
 }
 
 SharedBuffer reduce_states(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context,

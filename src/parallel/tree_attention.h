@@ -47,8 +47,9 @@ std::vector<std::uint64_t> kv_bytes_of_ranks(const KvStore& store, std::span<con
 // The leaves: states [nodes of this rank, rows] of what this rank carries.
 SharedBuffer attend_locally(const DecodeCall& call, ThreadPool& pool);
 
-// The same, left on this rank's GPU; null where this rank carries nothing. Requires a cache on a GPU.
-float* attend_on_device(const DecodeCall& call);
+// The same, left on this rank's GPU, at `place` if that is not null; null where this rank carries nothing. Requires a
+// cache on a GPU. q_on_gpu: q is there, too, which needs a place.
+float* attend_on_device(const DecodeCall& call, float* place, bool q_on_gpu = false);
 
 // The tree: from these to the root's state, on every rank. Any strategy but kRing and kAuto; `schedule` is this rank's
 // view of it for those that have one.

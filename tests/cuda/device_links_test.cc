@@ -2,8 +2,10 @@
 // States that travel from GPU to GPU: by one kernel over peer memory and by NCCL, ranks being threads.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <random>
@@ -11,6 +13,7 @@
 #include "cuda/device_case.h"
 #include "decode_loop.h"
 #include "expect_on_ranks.h"
+#include "kernels/cuda/ranks/common_mailbox.h"
 #include "kernels/cuda/ranks/peer_exchange.h"
 #include "merge/rows.h"
 #include "parallel_checks.h"
@@ -74,63 +77,163 @@ TEST_P(PeerLink, DecodeLoopThroughRebalance) {
   EXPECT_EQ(wrong, 0);
 }
 
+// The same steps with queries and results on the GPU, all of them put on the streams before the host looks at one.
+TEST_P(PeerLink, DecodeLoopOnTheDevice) {
+  const Loop loop;
+  const auto want = loop.undisturbed(kGpu);
+  constexpr std::int64_t kRow = Loop::kHeads * Loop::kDim;
+  std::atomic<int> wrong = 0, refused = 0;
+  run_ranks(GetParam(), [&](std::shared_ptr<Communicator> world) {
+    ThreadPool pool(1);
+    KvCache cache(world, loop.config(), {}, kGpu);
+    ParallelAttention attention(world, {Strategy::kMerge, true, DeviceLink::kPeer});
+    ParallelAttention by_host(world, {Strategy::kMerge, true, DeviceLink::kHost});
+    const SequenceId id = cache.add_sequence();
+    loop.append(cache, id, 0, Loop::kPrompt);
+    std::vector<float> found(loop.q.size());
+    const kernels::DeviceMemory q(loop.q.data(), loop.q.size() * sizeof(float)), out(found.size() * sizeof(float));
+    kernels::cuda_check(cudaDeviceSynchronize(), "copy");
+    cudaStream_t stream = nullptr;
+    kernels::cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    AttentionOptions options;
+    options.causal = true;
+    for (std::int64_t step = 0; step < Loop::kSteps; ++step) {
+      loop.append(cache, id, Loop::kPrompt + step, 1);
+      const QueryView view =
+          QueryView::dense(q.as<float>() + step * kRow, DType::kFloat32, 1, 1, Loop::kHeads, Loop::kDim);
+      const auto decode = [&](ParallelAttention& by) {
+        return by.decode_on_device(cache, 0, {&id, 1}, view, options, out.as<float>() + step * kRow, stream, pool);
+      };
+      if (!decode(by_host)) ++refused;
+      if (!decode(attention)) ++wrong;
+    }
+    kernels::cuda_check(
+        cudaMemcpyAsync(found.data(), out.as<float>(), found.size() * sizeof(float), cudaMemcpyDeviceToHost, stream),
+        "copy");
+    kernels::cuda_check(cudaStreamSynchronize(stream), "steps");
+    cudaStreamDestroy(stream);
+    for (std::int64_t step = 0; step < Loop::kSteps; ++step) {
+      const std::span<const float> expected = want[static_cast<std::size_t>(step)];
+      if (!testing_parallel::same_bits(
+              std::span<const float>(found).subspan(static_cast<std::size_t>(step * kRow), kRow), expected)) {
+        ++wrong;
+      }
+    }
+  });
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(refused, GetParam() * Loop::kSteps);
+}
+
 class OneLink : public Links {};
 INSTANTIATE_TEST_SUITE_P(One, OneLink, testing::Values(1), testing::PrintToStringParamName());
 
-// Three ranks on one GPU in one kernel each, which wait for each other: many turns, and the bits of the operator.
-TEST_P(OneLink, OneKernelEach) {
-  using kernels::cuda::ExchangePlan;
-  using kernels::cuda::PeerExchange;
-  constexpr std::size_t kRanks = 3, kTurns = 40;
+// Three ranks on one GPU, turn after turn: random states on the GPU, and what the operator makes of them.
+class ThreeRanks {
+ public:
+  static constexpr std::size_t kRanks = 3, kTurns = 40;
   // Ranks with one, no and two blocks.
-  const ExchangePlan plan{{0, 1, 1, 3}, {{1, 2}, {0, 1}}, 37, 66, 0};
-  std::vector<std::unique_ptr<PeerExchange>> exchanges;
-  std::vector<PeerExchange::Address> all;
-  std::vector<std::unique_ptr<kernels::DeviceMemory>> own;
-  for (std::size_t r = 0; r < kRanks; ++r) {
-    exchanges.push_back(std::make_unique<PeerExchange>(kGpu, static_cast<int>(r), plan));
-    all.push_back(exchanges.back()->address());
-    own.push_back(std::make_unique<kernels::DeviceMemory>(2 * plan.block_floats() * sizeof(float)));
+  const kernels::cuda::ExchangePlan plan{{0, 1, 1, 3}, {{1, 2}, {0, 1}}, 37, 66, 0};
+
+  ThreeRanks() {
+    for (cudaStream_t& stream : streams_) {
+      kernels::cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    }
   }
-  for (const auto& exchange : exchanges) exchange->connect(all);
-  cudaStream_t streams[kRanks] = {};
-  for (cudaStream_t& stream : streams) {
-    kernels::cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  ~ThreeRanks() {
+    for (cudaStream_t& stream : streams_) cudaStreamDestroy(stream);
   }
-  std::mt19937 random(5);
-  std::normal_distribution<float> normal;
-  for (std::size_t turn = 0; turn < kTurns; ++turn) {
-    std::vector<float> blocks(3 * plan.block_floats());
-    for (float& value : blocks) value = normal(random);
+  ThreeRanks(const ThreeRanks&) = delete;
+  ThreeRanks& operator=(const ThreeRanks&) = delete;
+
+  cudaStream_t stream(std::size_t rank) const { return streams_[rank]; }
+
+  // New states, a rank's to where `place` says.
+  void begin_turn(const std::function<float*(std::size_t)>& place) {
+    blocks_.resize(3 * plan.block_floats());
+    for (float& value : blocks_) value = normal_(random_);
     for (std::size_t row = 0; row < 3 * plan.rows; ++row) {
-      if (random() % 5 == 0) blocks[row * plan.row_floats] = -std::numeric_limits<float>::infinity();
+      if (random_() % 5 == 0) blocks_[row * plan.row_floats] = -std::numeric_limits<float>::infinity();
     }
     for (std::size_t r = 0; r < kRanks; ++r) {
       const auto first = static_cast<std::size_t>(plan.first_block[r]),
                  last = static_cast<std::size_t>(plan.first_block[r + 1]);
-      kernels::cuda_check(cudaMemcpy(own[r]->as<float>(), blocks.data() + first * plan.block_floats(),
+      kernels::cuda_check(cudaMemcpy(place(r), blocks_.data() + first * plan.block_floats(),
                                      (last - first) * plan.block_floats() * sizeof(float), cudaMemcpyHostToDevice),
                           "copy");
     }
-    kernels::cuda_check(cudaDeviceSynchronize(), "copy");  // the streams below do not wait for it
-    std::vector<const float*> roots;
-    for (std::size_t r = 0; r < kRanks; ++r) {
-      roots.push_back(exchanges[r]->exchange(own[r]->as<float>(), 20.0, streams[r]));
-    }
+    kernels::cuda_check(cudaDeviceSynchronize(), "copy");  // the streams do not wait for it
     for (const auto& [lower, higher] : plan.merges) {
-      merge::merge_rows(blocks.data() + static_cast<std::size_t>(lower) * plan.block_floats(),
-                        blocks.data() + static_cast<std::size_t>(higher) * plan.block_floats(), plan.rows,
+      merge::merge_rows(blocks_.data() + static_cast<std::size_t>(lower) * plan.block_floats(),
+                        blocks_.data() + static_cast<std::size_t>(higher) * plan.block_floats(), plan.rows,
                         plan.row_floats);
     }
-    for (std::size_t r = 0; r < kRanks; ++r) {
-      kernels::cuda_check(cudaStreamSynchronize(streams[r]), "exchange");
+  }
+  bool is_root(const float* found) const {
+    return testing_parallel::same_bits(std::span(found, plan.block_floats()),
+                                       std::span<const float>(blocks_).first(plan.block_floats()));
+  }
+  // Another one every time.
+  std::vector<std::size_t> some_order() {
+    std::vector<std::size_t> ranks = {0, 1, 2};
+    std::shuffle(ranks.begin(), ranks.end(), random_);
+    return ranks;
+  }
+
+ private:
+  cudaStream_t streams_[kRanks] = {};
+  std::mt19937 random_{5};
+  std::normal_distribution<float> normal_;
+  std::vector<float> blocks_;
+};
+
+// halves: push and merge as kernels of their own, the merge behind everybody's push.
+void expect_exchange(bool halves) {
+  using kernels::cuda::PeerExchange;
+  ThreeRanks ranks;
+  std::vector<std::unique_ptr<PeerExchange>> exchanges;
+  std::vector<PeerExchange::Address> all;
+  std::vector<std::unique_ptr<kernels::DeviceMemory>> own;
+  for (std::size_t r = 0; r < ThreeRanks::kRanks; ++r) {
+    exchanges.push_back(std::make_unique<PeerExchange>(kGpu, static_cast<int>(r), ranks.plan));
+    all.push_back(exchanges.back()->address());
+    own.push_back(std::make_unique<kernels::DeviceMemory>(2 * ranks.plan.block_floats() * sizeof(float)));
+  }
+  for (const auto& exchange : exchanges) exchange->connect(all);
+  for (std::size_t turn = 0; turn < ThreeRanks::kTurns; ++turn) {
+    ranks.begin_turn([&](std::size_t r) { return own[r]->as<float>(); });
+    std::vector<const float*> roots(ThreeRanks::kRanks);
+    for (const std::size_t r : ranks.some_order()) {
+      if (halves) {
+        exchanges[r]->push(own[r]->as<float>(), ranks.stream(r));
+      } else {
+        roots[r] = exchanges[r]->exchange(own[r]->as<float>(), 20.0, ranks.stream(r));
+      }
+    }
+    for (const std::size_t r : ranks.some_order()) {
+      if (halves) roots[r] = exchanges[r]->merge(20.0, ranks.stream(r));
+    }
+    for (std::size_t r = 0; r < ThreeRanks::kRanks; ++r) {
+      kernels::cuda_check(cudaStreamSynchronize(ranks.stream(r)), "exchange");
       ASSERT_TRUE(exchanges[r]->missing().empty());
-      ASSERT_TRUE(testing_parallel::same_bits(std::span(roots[r], plan.block_floats()),
-                                              std::span<const float>(blocks).first(plan.block_floats())))
-          << "rank " << r << ", turn " << turn;
+      ASSERT_TRUE(ranks.is_root(roots[r])) << "rank " << r << ", turn " << turn;
     }
   }
-  for (cudaStream_t& stream : streams) cudaStreamDestroy(stream);
+}
+
+TEST_P(OneLink, OneKernelEach) { expect_exchange(false); }
+
+TEST_P(OneLink, TwoKernelsEach) { expect_exchange(true); }
+
+TEST_P(OneLink, OneMailboxForAll) {
+  ThreeRanks ranks;
+  kernels::cuda::CommonMailbox mailbox(kGpu, ranks.plan);
+  for (std::size_t turn = 1; turn <= ThreeRanks::kTurns; ++turn) {
+    ranks.begin_turn([&](std::size_t r) { return mailbox.place(static_cast<int>(r)); });
+    for (const std::size_t r : ranks.some_order()) {
+      ASSERT_EQ(mailbox.arrive(ranks.stream(r)), turn);
+    }
+    ASSERT_TRUE(ranks.is_root(mailbox.wait(turn, ranks.stream(0)))) << "turn " << turn;
+  }
 }
 
 // A kernel that waits for a rank which never comes ends by itself and says which; it does not trap.

@@ -106,8 +106,11 @@ class LlamaCuda : public testing::Test {
 TEST_F(LlamaCuda, SameTextOnAnyNumberOfRanks) {
   const GpuModel model(wide_config());
   const Text one = on_ranks(1, model, small_options(), 333, 200);
+  LlamaOptions on_gpu = small_options();
+  on_gpu.attention.link = DeviceLink::kPeer;
   for (const int ranks : {2, 3, 4, 8}) {
     EXPECT_EQ(difference(one, on_ranks(ranks, model, small_options(), 333, 200)), "") << ranks << " ranks";
+    EXPECT_EQ(difference(one, on_ranks(ranks, model, on_gpu, 333, 200)), "") << ranks << " ranks, states on the GPU";
   }
   std::vector<std::int32_t> kinds = one.tokens;
   std::sort(kinds.begin(), kinds.end());
@@ -148,12 +151,14 @@ TEST_F(LlamaCuda, OneByOneIsDecode) {
 // Steps that are recorded, with other sequences coming and going, against ranks that do not record.
 TEST_F(LlamaCuda, BatchesForksAndRecordings) {
   const GpuModel model(wide_config());
-  const auto run = [&](int ranks) {
+  const auto run = [&](int ranks, DeviceLink link = DeviceLink::kHost) {
     std::vector<std::vector<float>> all;
+    LlamaOptions options = small_options();
+    options.attention.link = link;
     run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
       const auto ops = kernels::cuda_model_ops(kGpu);
       ThreadPool pool(1);
-      Llama llama(model.weights, world, *ops, pool, small_options());
+      Llama llama(model.weights, world, *ops, pool, options);
       const auto vocab = static_cast<std::size_t>(wide_config().vocab);
       std::vector<SequenceId> ids;
       for (int i = 0; i < 17; ++i) {
@@ -173,9 +178,13 @@ TEST_F(LlamaCuda, BatchesForksAndRecordings) {
     });
     return all;
   };
-  const auto one = run(1), three = run(3);
+  const auto one = run(1), three = run(3), on_gpu = run(3, DeviceLink::kPeer);
   ASSERT_EQ(one.size(), three.size());
-  for (std::size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(same_bits(one[i], three[i])) << "step " << i;
+  ASSERT_EQ(one.size(), on_gpu.size());
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    EXPECT_TRUE(same_bits(one[i], three[i])) << "step " << i;
+    EXPECT_TRUE(same_bits(one[i], on_gpu[i])) << "step " << i << ", states on the GPU";
+  }
 }
 
 // What is rounded on a GPU (docs/llama.md). A prompt's softmax weights lose more than those of a decoded token.

@@ -182,6 +182,15 @@ void NodePlan::run(Problem problem, float* out) {
   start(launch, p, stream_);
 }
 
+void NodePlan::run_into(Problem problem, float* states, bool q_on_gpu) {
+  if (problem.nodes.empty() || problem.rows() == 0) return;
+  AttentionParams p = put_step(problem, q_on_gpu);
+  send(step_, q_on_gpu);  // else who asks for states waits for them before the next call
+  const Launch launch = prepare(problem, p);
+  p.states = states;
+  start(launch, p, stream_);
+}
+
 std::vector<std::int64_t> NodePlan::prepare_step(Problem problem) {
   const AttentionParams params = put_step(problem, true);
   SplitKey key = split_key(problem);

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <random>
 #include <utility>
 
-#include "kernels/cuda/device_buffer.h"
-#include "kernels/cuda/pinned_buffer.h"
-#include "kernels/cuda/ranks/peer_exchange.h"
-#include "kernels/cuda/ranks/peer_kernel.h"
+#include "base/this_process.h"
+#include "kernels/cuda/ranks/exchange_params.h"
 #include "treeattn/error.h"
 
 namespace treeattn::kernels::cuda {
@@ -46,12 +42,6 @@ struct Where {
   cudaIpcMemHandle_t handle{};
 };
 static_assert(sizeof(Where) <= sizeof(PeerExchange::Address));
-
-// Tells processes apart, those of different containers too.
-std::uint64_t this_process() {
-  static const std::uint64_t kRandom = (std::uint64_t{std::random_device{}()} << 32) | std::random_device{}();
-  return kRandom ^ static_cast<std::uint64_t>(::getpid());
-}
 
 Where where(const PeerExchange::Address& address) {
   Where out;
@@ -109,12 +99,7 @@ PeerExchange::PeerExchange(int gpu, int rank, ExchangePlan plan) : impl_(std::ma
   impl_->turn_bytes = aligned(blocks * impl_->plan.block_floats() * sizeof(float));
   impl_->mailbox = std::make_shared<Mailbox>(aligned(impl_->flag_bytes + kTurns * impl_->turn_bytes, kLent));
   check(cudaMemset(impl_->mailbox->memory.as<void>(), 0, impl_->flag_bytes), "clearing of flags");
-  std::vector<int> merges;
-  for (const auto& [lower, higher] : impl_->plan.merges) {
-    merges.push_back(lower);
-    merges.push_back(higher);
-  }
-  impl_->merges = DeviceBuffer::copy_of(merges.data(), merges.size());
+  impl_->merges = merges_on_gpu(impl_->plan);
   impl_->told.resize(impl_->plan.block_floats() * sizeof(float) + ranks * sizeof(unsigned));
   std::fill_n(impl_->missing(), ranks, 0u);
   check(cudaDeviceSynchronize(), "clearing of flags");
@@ -145,7 +130,7 @@ const ExchangePlan& PeerExchange::plan() const { return impl_->plan; }
 PeerExchange::Address PeerExchange::address() const {
   const UseDevice use(impl_->gpu);
   Where mine;
-  mine.process = this_process();
+  mine.process = base::this_process();
   mine.mailbox = &impl_->mailbox;
   mine.gpu = impl_->gpu;
   if (cudaIpcGetMemHandle(&mine.handle, impl_->mailbox->memory.as<void>()) != cudaSuccess) {
@@ -162,7 +147,7 @@ void PeerExchange::connect(std::span<const Address> all) {
   for (std::size_t r = 0; r < all.size(); ++r) {
     const Where other = where(all[r]);
     void* memory = nullptr;
-    if (other.process != this_process()) {
+    if (other.process != base::this_process()) {
       check(cudaIpcOpenMemHandle(&memory, other.handle, cudaIpcMemLazyEnablePeerAccess),
             fmt::format("memory of rank {}, of another process", r).c_str());
       impl_->opened.push_back(memory);
@@ -187,7 +172,7 @@ bool PeerExchange::share_a_gpu(std::span<const Address> all) {
 
 // Where things lie in this turn.
 PeerParams PeerExchange::Impl::params() const {
-  PeerParams p;
+  PeerParams p = merge_params(plan, merges.as<int>(), told);
   const std::size_t box = flag_bytes + turn % kTurns * turn_bytes;
   for (std::size_t r = 0; r < peers.size(); ++r) {
     p.flags[r] = reinterpret_cast<unsigned*>(peers[r]);
@@ -199,15 +184,6 @@ PeerParams PeerExchange::Impl::params() const {
   p.turn = turn;
   p.first_block = plan.first_block[own];
   p.blocks = plan.first_block[own + 1] - plan.first_block[own];
-  p.all_blocks = plan.first_block.back();
-  p.merges = merges.as<int>();
-  p.merge_count = static_cast<int>(plan.merges.size());
-  p.rows = static_cast<std::int64_t>(plan.rows);
-  p.row_floats = static_cast<int>(plan.row_floats);
-  p.root = plan.root;
-  void* on_gpu = nullptr;
-  check(cudaHostGetDevicePointer(&on_gpu, told.data(), 0), "pinned memory");
-  p.result = static_cast<float*>(on_gpu);
   p.missing = reinterpret_cast<unsigned*>(p.result + plan.block_floats());
   return p;
 }

@@ -9,6 +9,7 @@
 #include "kernels/cuda/ranks/node_plan.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "kernels/cuda/ranks/row_kernels.h"
+#include "kernels/cuda/ranks/state_kernels.h"
 #include "treeattn/error.h"
 #include "treeattn/state.h"
 
@@ -183,6 +184,17 @@ float* RankDevice::attend(const Problem& problem) {
   const UseDevice use(impl_->gpu);
   impl_->stepped = false;
   return impl_->plan->run(problem);
+}
+
+void RankDevice::attend_into(const Problem& problem, float* states_on_gpu, bool q_on_gpu) {
+  const UseDevice use(impl_->gpu);
+  impl_->stepped = false;
+  impl_->plan->run_into(problem, states_on_gpu, q_on_gpu);
+}
+
+void RankDevice::finalize(const float* states, std::size_t rows, std::int64_t v_dim, float* out) {
+  const UseDevice use(impl_->gpu);
+  cuda::finalize(states, {rows, state_floats(v_dim)}, nullptr, 1, out, nullptr, impl_->stream);
 }
 
 void RankDevice::attend(const Problem& problem, float* states) {

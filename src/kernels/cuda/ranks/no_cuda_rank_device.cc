@@ -31,6 +31,8 @@ void RankDevice::hold_up(void*) {}
 void RankDevice::store_rows(const KvView&, std::int64_t, std::int64_t, DType, std::byte*, float*) {}
 float* RankDevice::attend(const Problem&) { return nullptr; }
 void RankDevice::attend(const Problem&, float*) {}
+void RankDevice::attend_into(const Problem&, float*, bool) {}
+void RankDevice::finalize(const float*, std::size_t, std::int64_t, float*) {}
 void RankDevice::attend_on_device(const Problem&, float*) {}
 void* RankDevice::step_queries(std::size_t) { return nullptr; }
 std::vector<std::int64_t> RankDevice::prepare_step(const Problem&, void*) { return {}; }

@@ -26,6 +26,8 @@ class NodePlan {
   // States [problem.nodes, rows, v_dim + 2] of K and V on the GPU and q in the host's memory, put on the stream. Valid
   // until the next call.
   float* run(Problem problem);
+  // The same into memory of the caller's. q_on_gpu: q is there, too, and the host need not wait before the next call.
+  void run_into(Problem problem, float* states, bool q_on_gpu);
   // The finished result of the whole tree, with q on the GPU too and out [batch, queries, heads, v_dim] there.
   void run(Problem problem, float* out);
 

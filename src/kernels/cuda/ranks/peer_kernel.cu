@@ -10,7 +10,7 @@
 namespace treeattn::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kWarps = kPeerRowsAtOnce;
 constexpr int kThreads = kWarps * kLanes;
 static_assert(kThreads >= kMostPeers);
 constexpr int kMostOfLane = 9;  // floats of a row: heads have up to 256 columns
@@ -69,6 +69,44 @@ __device__ float* copy_to_shared(const PeerParams& p, const float* from, std::in
   return to;
 }
 
+// Says that this block's rows have been pushed, and waits for those of the other ranks. False where some did not come.
+__device__ bool meet_others(const PeerParams& p) {
+  __threadfence_system();
+  __syncthreads();
+  const int mine = static_cast<int>(threadIdx.x);
+  bool alone = false;
+  if (mine < p.ranks) {
+    if (p.push) raise_flag(p.flags[mine] + p.rank * kPeerBlocks + blockIdx.x, p.turn);
+    const unsigned* flag = p.flags[p.rank] + mine * kPeerBlocks + blockIdx.x;
+    const std::uint64_t end = now() + p.nanoseconds;
+    // A rank may be ahead of this one, so its count may be higher. Signed, because counts go round.
+    while (p.merge && static_cast<int>(look_at(flag) - p.turn) < 0) {
+      if (now() < end) continue;
+      p.missing[mine] = 1;
+      alone = true;
+      break;
+    }
+  }
+  if (__syncthreads_or(alone)) return false;
+  __threadfence_system();
+  return true;
+}
+
+// The merges of the plan, one after the other, of one row of all states in the hands of a warp. Which they are is read
+// for many at once: one that is read when it is needed takes longer than the merge.
+__device__ void merge_in_order(const PeerParams& p, int2 first_ones, float* states, std::int64_t stride) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const auto* const merges = reinterpret_cast<const int2*>(p.merges);
+  for (int first = 0; first < p.merge_count; first += kLanes) {
+    const int count = min(kLanes, p.merge_count - first);
+    const int2 pair = first == 0 ? first_ones : lane < count ? merges[first + lane] : int2{};
+    for (int i = 0; i < count; ++i) {
+      const int lower = __shfl_sync(~0u, pair.x, i), higher = __shfl_sync(~0u, pair.y, i);
+      warp_merge_row(states + lower * stride, states + higher * stride, p.row_floats);
+    }
+  }
+}
+
 // Block b takes every gridDim-th row of all states, from its own rank's to the merged ones, and its flags say that
 // these rows have come. So it waits for block b of the other ranks alone, and no block of a rank for another of the
 // same.
@@ -82,28 +120,10 @@ __global__ void __launch_bounds__(kThreads) exchange_kernel(const __grid_constan
                (p.first_block + block) * block_floats + row * p.row_floats);
     }
   }
-  __threadfence_system();
-  __syncthreads();
-  const int mine = static_cast<int>(threadIdx.x);
-  __shared__ int alone;
-  if (mine == 0) alone = 0;
-  __syncthreads();
-  if (mine < p.ranks) {
-    if (p.push) raise_flag(p.flags[mine] + p.rank * kPeerBlocks + blockIdx.x, p.turn);
-    const unsigned* flag = p.flags[p.rank] + mine * kPeerBlocks + blockIdx.x;
-    const std::uint64_t end = now() + p.nanoseconds;
-    // A rank may be ahead of this one, so its count may be higher. Signed, because counts go round.
-    while (p.merge && static_cast<int>(look_at(flag) - p.turn) < 0) {
-      if (now() < end) continue;
-      p.missing[mine] = 1;
-      alone = 1;
-      break;
-    }
-  }
-  __syncthreads();
-  if (alone != 0 || !p.merge) return;
-  __threadfence_system();
+  if (p.ranks > 0 && !meet_others(p)) return;
+  if (!p.merge) return;
   extern __shared__ float shared[];
+  const int2 first_ones = lane < p.merge_count ? reinterpret_cast<const int2*>(p.merges)[lane] : int2{};
   for (std::int64_t row = first; row < p.rows; row += step) {
     float* states = p.mailbox[p.rank] + row * p.row_floats;
     std::int64_t stride = block_floats;
@@ -111,20 +131,24 @@ __global__ void __launch_bounds__(kThreads) exchange_kernel(const __grid_constan
       states = copy_to_shared(p, states, stride, shared + warp * p.all_blocks * p.row_floats);
       stride = p.row_floats;
     }
-    for (int i = 0; i < p.merge_count; ++i) {
-      warp_merge_row(states + p.merges[2 * i] * stride, states + p.merges[2 * i + 1] * stride, p.row_floats);
-    }
+    merge_in_order(p, first_ones, states, stride);
     const float* root = states + p.root * stride;
-    for (int i = lane; i < p.row_floats; i += kLanes) p.result[row * p.row_floats + i] = root[i];
+    for (int i = lane; i < p.row_floats; i += kLanes) {
+      p.result[row * p.row_floats + i] = root[i];
+      if (p.kept != nullptr) p.kept[row * p.row_floats + i] = root[i];
+    }
     __syncwarp();
   }
+  if (p.finished == nullptr) return;
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x == 0) raise_flag(p.finished + blockIdx.x, p.turn);
 }
 
 }  // namespace
 
 void start_exchange(const PeerParams& params, cudaStream_t stream) {
-  const auto blocks =
-      static_cast<unsigned>(std::clamp<std::int64_t>((params.rows + kWarps - 1) / kWarps, 1, kPeerBlocks));
+  const auto blocks = static_cast<unsigned>(exchange_blocks(params));
   const std::size_t bytes = params.merge && fits(params) ? shared_bytes(params) : 0;
   exchange_kernel<<<blocks, kThreads, bytes, stream>>>(params);
   check(cudaGetLastError(), "exchange between GPUs");

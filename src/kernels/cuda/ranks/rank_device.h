@@ -89,6 +89,10 @@ class RankDevice {
   // that is split like the last one sends only what has changed: q, lengths and page tables. Returns memory of this
   // object that is valid until the next call.
   float* attend(const Problem& problem);
+  // The same into other memory of this GPU. q_on_gpu: with q there as well.
+  void attend_into(const Problem& problem, float* states_on_gpu, bool q_on_gpu);
+  // out [rows, v_dim] of states [rows, v_dim + 2], both on this GPU.
+  void finalize(const float* states, std::size_t rows, std::int64_t v_dim, float* out);
   // The same into the host's memory; done when it returns.
   void attend(const Problem& problem, float* states);
 
