@@ -45,6 +45,8 @@ def check_grammar():
     decode = COMMANDS[2]
     expect_error([*decode, "--link", "wire"], 2, '"wire"', "host, peer, nccl")
     expect_error([*decode, "--link", "peer"], 2, "--device cpu", "accepted: cuda")
+    generate = ["generate", "--random-weights", "llama-3.2-1b", "x"]
+    expect_error([*generate, "--link", "peer"], 2, "--device cpu", "accepted: cuda")
 
 
 def check_lengths():

@@ -17,6 +17,7 @@
 #include "command.h"
 #include "decode_run.h"
 #include "device_option.h"
+#include "link_option.h"
 #include "options.h"
 #include "table.h"
 #include "treeattn/attention.h"
@@ -72,28 +73,10 @@ std::vector<Strategy> parse_strategies(const std::string& text) {
   return out;
 }
 
-DeviceLink parse_link(const std::string& text, const Device& device) {
-  DeviceLink link = DeviceLink::kHost;
-  if (text == "peer") link = DeviceLink::kPeer;
-  if (text == "nccl") link = DeviceLink::kNccl;
-  base::require(link != DeviceLink::kHost || text.empty() || text == "host",
-                "--link is \"{}\"; accepted: host, peer, nccl", text);
-  base::require(link == DeviceLink::kHost || device.on_gpu(), "--link is \"{}\" with --device cpu; accepted: cuda",
-                text);
-  if (link == DeviceLink::kNccl && !nccl_available()) {
-    throw Unavailable("--link is \"nccl\": built without NCCL; accepted here: host, peer");
-  }
-  return link;
-}
-
-std::string_view link_name(DeviceLink link) {
-  return link == DeviceLink::kPeer ? "peer" : link == DeviceLink::kNccl ? "nccl" : "host";
-}
-
 Plan make_plan(const BenchDecodeOptions& options) {
   Plan plan;
   plan.device = parse_device(options.device);
-  plan.link = parse_link(options.link, plan.device);
+  plan.link = parse_link(options.link, plan.device.on_gpu());
   ShapeOptions shape = options.shape;
   if (shape.tokens.empty()) shape.tokens = options.quick ? "16k" : "128k";
   plan.shapes = shape.shapes();

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "link_option.h"
 #include "model/config.h"
 #include "model/sampler.h"
 #include "model/utf8.h"
@@ -70,6 +71,7 @@ void ModelOptions::add_to(CLI::App& app, bool many_strategies) {
   text("--piece", piece, "Chunks of a prompt that a rank takes through the layers at once (default 4; on a GPU 32)",
        "N");
   text("--device", device, "cpu, cuda or cuda:N: where ranks compute (default cpu)", "NAME");
+  text("--link", link, "How the states of ranks on GPUs travel in decode: host, peer, nccl (default host)", "NAME");
   text("--deadline", deadline, "A rank that does not answer for so long is lost (default 120)", "SECONDS");
   app.add_flag("--gather-kv", gather_kv, "Prefill: collect K and V of a layer first instead of passing them round")
       ->group("Model and ranks");
@@ -93,6 +95,7 @@ ModelPlan make_model_plan(const ModelOptions& options) {
   plan.rank_count = parse_count_or("--ranks", options.ranks, 1, 1024, 0);
   plan.threads = parse_count_or("--threads", options.threads, 1, 4096, 0);
   plan.gpu = parse_device(options.device);
+  plan.llama.attention.link = parse_link(options.link, plan.gpu != ModelPlan::kCpu);
   // A GPU wants more rows at once.
   plan.llama.chunks_per_piece =
       parse_count_or("--piece", options.piece, 1, 1 << 20, plan.gpu == ModelPlan::kCpu ? 4 : 32);

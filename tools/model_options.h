@@ -18,7 +18,7 @@ namespace treeattn::tools {
 // Text, as in ShapeOptions: empty means not given.
 struct ModelOptions {
   std::string model, random_weights, weights, kv_type, strategy, ranks, threads, chunk, branches, piece, deadline;
-  std::string device;
+  std::string device, link;
   bool gather_kv = false;
 
   // many_strategies: --strategy is a list.

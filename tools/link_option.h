@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// --link: how the states of ranks on GPUs travel.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "treeattn/parallel_attention.h"
+
+namespace treeattn::tools {
+
+// Throws InvalidArgument for anything but host, peer and nccl, or with one of the last two where ranks compute on CPUs;
+// Unavailable for nccl in a build without it.
+DeviceLink parse_link(const std::string& text, bool on_gpu);
+std::string_view link_name(DeviceLink link);
+
+}  // namespace treeattn::tools
