@@ -16,19 +16,7 @@
 namespace {
 
 using namespace treeattn;
-using bench::check, bench::fill_kernel, bench::median_ms;
-
-__global__ void read_kernel(const uint4* data, std::size_t count, unsigned* out) {
-  unsigned sum = 0;
-  const std::size_t stride = std::size_t{gridDim.x} * blockDim.x;
-  std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x;
-  for (; i + 3 * stride < count; i += 4 * stride) {
-    const uint4 a = data[i], b = data[i + stride], c = data[i + 2 * stride], d = data[i + 3 * stride];
-    sum += a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
-  }
-  for (; i < count; i += stride) sum += data[i].x ^ data[i].y ^ data[i].z ^ data[i].w;
-  if (sum == 0x12345678u) *out = sum;
-}
+using bench::check, bench::fill_kernel, bench::median_ms, bench::read_kernel;
 
 // Any int8; as fp8, numbers below 2.
 __global__ void fill_bytes_kernel(unsigned char* data, std::size_t count, unsigned seed) {
