@@ -36,7 +36,7 @@ void ModelOps::feed_forward(const FeedForward& f, std::int64_t rows, float* x) {
   const Projection both[] = {{f.gate, f.gate_up}, {f.up, f.gate_up + rows * dim}};
   norm_linear(x, f.norm, f.eps, rows, f.normed, both);
   swiglu(f.gate_up, 1, rows * dim, f.activated);
-  linear(f.down, f.activated, rows, x, true);
+  add_linear(f.down, f.activated, rows, x, f.next_norm);
 }
 
 std::unique_ptr<ModelOps> make_model_ops(int gpu, ThreadPool& pool) {

@@ -13,7 +13,8 @@
 //
 // On a GPU elements are rounded to bfloat16 for bfloat16 weights, and the other types are as on the CPU. There the bits
 // of bfloat16 rows depend on the pass as well: decode streams the weights past a few rows, prefill multiplies matrices,
-// and the two add up in another order.
+// and the two add up in another order. And in decode a norm before such a map divides by the size of the row after the
+// map and not before it: the bits of norm_linear are not those of rms_norm and linear.
 #pragma once
 
 #include <cstddef>
@@ -67,9 +68,10 @@ struct FeedForward {
   const WeightMatrix& up;
   const WeightMatrix& down;
   // Memory to work in, for the rows of the call.
-  float* normed = nullptr;     // [rows, hidden]
-  float* gate_up = nullptr;    // [rows, 2 * gate.rows]
-  float* activated = nullptr;  // [rows, gate.rows]
+  float* normed = nullptr;           // [rows, hidden]
+  float* gate_up = nullptr;          // [rows, 2 * gate.rows]
+  float* activated = nullptr;        // [rows, gate.rows]
+  const float* next_norm = nullptr;  // as in add_linear; null: something else comes next
 };
 
 namespace cuda {
@@ -98,6 +100,12 @@ class ModelOps {
                         float* y) = 0;
   // y [rows, w.rows] = x [rows, w.cols] w^T; add: y += that. x and y do not overlap.
   virtual void linear(const WeightMatrix& w, const float* x, std::int64_t rows, float* y, bool add) = 0;
+  // y += x w^T. next_norm: the norm that y goes through if the next call is one of those below that begin with one; or
+  // null.
+  virtual void add_linear(const WeightMatrix& w, const float* x, std::int64_t rows, float* y,
+                          const float* /*next_norm*/) {
+    linear(w, x, rows, y, true);
+  }
   // Rotates pairs (i, i + dim / 2) of every head of x [rows, heads, dim] by positions[row] * frequencies[i]. positions
   // and frequencies [dim / 2]: host memory.
   virtual void rope(float* x, std::int64_t rows, std::int64_t heads, std::int64_t dim,
@@ -124,6 +132,11 @@ class ModelOps {
   // once finish() has returned. one.y: memory to work in.
   virtual const float* norm_linear_to_host(const float* x, const float* norm, float eps, std::int64_t rows,
                                            float* normed, const Projection& one);
+  // Where whoever computes x [rows, cols] for the next call, linear or add_linear of x, may put it in bfloat16 as well;
+  // then it must. Null: nowhere.
+  virtual std::uint16_t* rounded_copy(const float* /*x*/, std::int64_t /*rows*/, std::int64_t /*cols*/) {
+    return nullptr;
+  }
   // Waits until all work is done.
   virtual void finish() {}
   // x += swiglu(n gate^T, n up^T) down^T, where n = rms_norm(x).

@@ -213,7 +213,8 @@ void CacheAttention::step(int layer, std::span<const SequenceId> sequences, cons
     target.angles = ops_.angles();
     device()->store_step(target, {in.qkv[0].y, in.qkv[1].y, in.qkv[2].y}, ops_.stream());
   }
-  device()->attend_step(batch.k, batch.v, out, ops_.stream());
+  const std::int64_t cols = heads_ * cache_.config().v_dim;
+  device()->attend_step(batch.k, batch.v, out, ops_.rounded_copy(out, rows, cols), ops_.stream());
 }
 
 }  // namespace treeattn::model

@@ -142,10 +142,13 @@ void Llama::forward(const kernels::PassRows& pass, const Attend& attend) {
     if (rows == 0) continue;  // others attended to what this rank carries
     const LayerWeights& w = weights_->layers()[static_cast<std::size_t>(layer)];
     float* const x = act_.x.get();
-    ops_.linear(w.o, act_.attended.get(), rows, x, true);
-    ops_.feed_forward(
-        {w.feed_forward_norm, eps, w.gate, w.up, w.down, act_.normed.get(), act_.gate_up.get(), act_.activated.get()},
-        rows, x);
+    const float* const next_norm = layer + 1 < c.layers
+                                       ? weights_->layers()[static_cast<std::size_t>(layer) + 1].attention_norm
+                                       : weights_->final_norm();
+    ops_.add_linear(w.o, act_.attended.get(), rows, x, w.feed_forward_norm);
+    ops_.feed_forward({w.feed_forward_norm, eps, w.gate, w.up, w.down, act_.normed.get(), act_.gate_up.get(),
+                       act_.activated.get(), next_norm},
+                      rows, x);
   }
 }
 

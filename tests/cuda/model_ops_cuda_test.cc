@@ -176,11 +176,19 @@ TEST_F(CudaModelOps, CallsThatDoSeveralThingsDoThemAlike) {
         const std::string what = name_of(dtype, {dim, hidden}, rows, pass);
         const std::vector<float> x = normal(rows * hidden);
         const There x_there(*ops_, x), normed(*ops_, x), single(*ops_, x);
+        // Where bfloat16 rows are decoded the size of a row is divided by after the map.
+        const auto norm_linear = [&](const There& from, const WeightMatrix& w, float* y) {
+          if (dtype == DType::kBFloat16 && pass == Pass::kDecode) {
+            const Projection one{w, y};
+            return ops_->norm_linear(from.get(), norm.get(), 1e-5f, rows, normed.get(), {&one, 1});
+          }
+          ops_->rms_norm(from.get(), norm.get(), 1e-5f, rows, hidden, normed.get());
+          ops_->linear(w, normed.get(), rows, y, false);
+        };
         const There ya(*ops_, normal(rows * 160)), yb(*ops_, normal(rows * 40)), ya2(*ops_, normal(rows * 160)),
             yb2(*ops_, normal(rows * 40)), yc2(*ops_, normal(rows * 40));
-        ops_->rms_norm(x_there.get(), norm.get(), 1e-5f, rows, hidden, normed.get());
-        ops_->linear(a.there, normed.get(), rows, ya.get(), false);
-        ops_->linear(b.there, normed.get(), rows, yb.get(), false);
+        norm_linear(x_there, a.there, ya.get());
+        norm_linear(x_there, b.there, yb.get());
         const Projection both[] = {{a.there, ya2.get()}, {b.there, yb2.get()}, {b.there, yc2.get()}};
         ops_->norm_linear(x_there.get(), norm.get(), 1e-5f, rows, normed.get(), both);
         EXPECT_TRUE(same_bits(ya.back(rows * 160).data(), ya2.back(rows * 160).data(), index(rows * 160))) << what;
@@ -188,9 +196,8 @@ TEST_F(CudaModelOps, CallsThatDoSeveralThingsDoThemAlike) {
         EXPECT_TRUE(same_bits(yb.back(rows * 40).data(), yc2.back(rows * 40).data(), index(rows * 40))) << what;
 
         const There gate_up(*ops_, normal(2 * rows * dim)), activated(*ops_, normal(rows * dim));
-        ops_->rms_norm(single.get(), norm.get(), 1e-5f, rows, hidden, normed.get());
-        ops_->linear(gate.there, normed.get(), rows, gate_up.get(), false);
-        ops_->linear(up.there, normed.get(), rows, gate_up.get() + rows * dim, false);
+        norm_linear(single, gate.there, gate_up.get());
+        norm_linear(single, up.there, gate_up.get() + rows * dim);
         ops_->swiglu(gate_up.get(), 1, rows * dim, activated.get());
         ops_->linear(down.there, activated.get(), rows, single.get(), true);
         ops_->feed_forward(
@@ -200,6 +207,59 @@ TEST_F(CudaModelOps, CallsThatDoSeveralThingsDoThemAlike) {
             same_bits(single.back(rows * hidden).data(), x_there.back(rows * hidden).data(), index(rows * hidden)))
             << what;
       }
+    }
+  }
+}
+
+// The same of rms_norm and then linear, bfloat16 weights, in decode: rows times the norm's weights are rounded as
+// activations are, and the sums are multiplied by what the norm divides by, which takes the norm's roundings.
+BoundedValues normalised_linear(const WeightMatrix& w, const std::vector<float>& x, const std::vector<float>& norm,
+                                float eps) {
+  std::vector<float> scaled(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) scaled[i] = x[i] * norm[i % norm.size()];
+  BoundedValues result = reference_linear(w, scaled, {}, cuda::linear_model(DType::kBFloat16));
+  for (std::size_t i = 0; i < result.value.size(); ++i) {
+    const std::size_t row = i / index(w.rows);
+    double squares = 0;
+    for (std::size_t c = 0; c < norm.size(); ++c) squares += std::pow(double{x[row * norm.size() + c]}, 2);
+    const double by = 1.0 / std::sqrt(squares / static_cast<double>(norm.size()) + eps);
+    result.value[i] *= by;
+    result.bound[i] *= by;
+    result.bound[i] += 1.01 * (rms_norm_roundings(w.cols) + 1) * 0x1p-24 * std::fabs(result.value[i]);
+  }
+  return result;
+}
+
+// A norm before a map, however many rows come with a row and whoever has prepared it: within the bound of the two, and
+// always the same bits.
+TEST_F(CudaModelOps, MapsOfNormalisedRows) {
+  constexpr std::int64_t kAll = 40, kDim = 96;
+  constexpr float kEps = 1e-5f;
+  for (const std::int64_t hidden : {64, 1032, 2056, 4096, 4608}) {
+    const Weights before(*ops_, normal(hidden * kDim, 0.1f), DType::kBFloat16, hidden, kDim);
+    const Weights w(*ops_, normal(160 * hidden, 0.1f), DType::kBFloat16, 160, hidden);
+    const std::vector<float> norm = normal(hidden), first = normal(kAll * hidden), added = normal(kAll * kDim);
+    const There norm_there(*ops_, norm);
+    std::vector<float> together;
+    for (const std::int64_t rows : std::initializer_list<std::int64_t>{kAll, 1, 4, 8, 9, 16, 17}) {
+      ops_->begin({Pass::kDecode, {}, {}, {}});
+      const std::vector<float> x(first.begin(), first.begin() + rows * hidden);
+      const There x_there(*ops_, x), from(*ops_, added), normed(*ops_, x);
+      const There y(*ops_, normal(rows * 160)), prepared(*ops_, normal(rows * 160));
+      const Projection one{w.there, y.get()}, other{w.there, prepared.get()};
+      ops_->add_linear(before.there, from.get(), rows, x_there.get(), norm_there.get());
+      ops_->norm_linear(x_there.get(), norm_there.get(), kEps, rows, normed.get(), {&other, 1});
+      ops_->norm_linear(x_there.get(), norm_there.get(), kEps, rows, normed.get(), {&one, 1});
+      const std::vector<float> got = y.back(rows * 160), got_prepared = prepared.back(rows * 160);
+      const std::string what = name_of(DType::kBFloat16, {160, hidden}, rows, Pass::kDecode);
+      EXPECT_TRUE(same_bits(got.data(), got_prepared.data(), got.size())) << what;
+      if (rows == kAll) together = got;
+      EXPECT_TRUE(same_bits(got.data(), together.data(), got.size())) << what;
+      // x changed by other hands is not what was prepared.
+      ops_->add_linear(before.there, from.get(), rows, x_there.get(), norm_there.get());
+      ops_->from_host(x_there.get(), x.data(), x.size() * sizeof(float));
+      ops_->norm_linear(x_there.get(), norm_there.get(), kEps, rows, normed.get(), {&other, 1});
+      expect_within(prepared.back(rows * 160), normalised_linear(w.here, x, norm, kEps), what);
     }
   }
 }

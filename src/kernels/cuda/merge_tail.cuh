@@ -3,6 +3,7 @@
 // no host in between.
 #pragma once
 
+#include "base/half.h"
 #include "kernels/cuda/device_rows.cuh"
 #include "merge/operator.h"
 
@@ -78,7 +79,9 @@ __device__ inline void store_result(const AttentionParams& p, int node, std::int
   const bool empty = top == merge::kEmptyMax;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    p.out[row * p.v.dim + column + i] = empty ? 0.0f : weights.merged(values[i], 0.0f) / sum;
+    const float value = empty ? 0.0f : weights.merged(values[i], 0.0f) / sum;
+    p.out[row * p.v.dim + column + i] = value;
+    if (p.rounded_out != nullptr) p.rounded_out[row * p.v.dim + column + i] = base::float_to_bfloat16(value);
   }
   if (column == 0 && p.lse != nullptr) {
     constexpr double kLn2 = 0x1.62e42fefa39efp-1;

@@ -107,10 +107,11 @@ struct AttentionParams {
   int waiting_levels = 0;
   unsigned* bad_rows = nullptr;  // [items, kPrefillRows / 8] bit 4 r: row r of these eight came out not finite
   // One of the two: the states of every node asked for, or the finished result of the whole tree.
-  float* states = nullptr;  // [nodes, batch, queries, heads, v_dim + 2]
-  std::int64_t rows = 0;    // batch * queries * heads
-  float* out = nullptr;     // [batch, queries, heads, v_dim]
-  float* lse = nullptr;     // [batch, queries, heads] or null
+  float* states = nullptr;               // [nodes, batch, queries, heads, v_dim + 2]
+  std::int64_t rows = 0;                 // batch * queries * heads
+  float* out = nullptr;                  // [batch, queries, heads, v_dim]
+  std::uint16_t* rounded_out = nullptr;  // the same in bfloat16 as well, or null
+  float* lse = nullptr;                  // [batch, queries, heads] or null
 };
 
 }  // namespace treeattn::kernels::cuda

@@ -24,7 +24,8 @@ struct WorkMemory {
   unsigned* counters = nullptr;
 };
 void set_work(const Work& work, const WorkMemory& memory, AttentionParams& params);
-// Starts it on the current GPU. early: while the kernel before it is running, if it can wait for that.
+// Starts it on the current GPU. early: while the kernel before it is running, if it can wait for that; that kernel may
+// write q and the last key of every sequence, and no other.
 void start(const Launch& launch, AttentionParams& params, void* stream, bool early = false);
 
 }  // namespace treeattn::kernels::cuda

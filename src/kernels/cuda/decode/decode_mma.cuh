@@ -320,13 +320,14 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   const RowSource k_rows(p.k, item, Warp::kElementBytes), v_rows(p.v, item, Warp::kElementBytes);
   LeafWalk at(keys);
   PieceWalk<kTile> ahead(at, number);
-  // Tables are there long before; q and the last keys come from the kernel before this one.
+  // Tables and all keys but the newest are there long before; q and that key come from the kernel before this one.
   let_next_start();
-  wait_for_earlier();
+  const int newest = static_cast<int>(sequence.length) - 1;
   // Starts the next piece. Returns its leaf, or -1 where there is none.
   const auto start_next = [&](int stage) {
     const Piece piece = ahead.next(keys);
     if (piece.leaf < 0) return -1;
+    if (piece.first + kTile > newest) wait_for_earlier();
     const std::uint32_t to = ring + stage * Layout::kPieceBytes, barrier = barriers.address + 8 * stage;
     if (p.tensor_copies) {
       if (lane == 0) {
@@ -351,7 +352,10 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   int leaf_at[kStages];  // of the pieces on their way, the next first
   unsigned phase = 0;
   for (int stage = 0, turn = -kStages; !at.done(keys); ++turn) {
-    if (turn == 0) warp.load_queries();
+    if (turn == 0) {
+      wait_for_earlier();
+      warp.load_queries();
+    }
     if (turn >= 0) {
       if (leaf_at[0] != at.leaf) {
         warp.store(merger.state_of(number), rows);
@@ -379,6 +383,7 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
       if (turn >= 0) phase ^= 1;
     }
   }
+  wait_for_earlier();  // where there were no keys
   const std::int64_t slot = item.group_slot + item.place;
   float* to = p.item_states + slot * (static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(kDim));
   const bool finite = merger.store_root(to);

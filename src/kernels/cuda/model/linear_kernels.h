@@ -24,22 +24,30 @@ struct StreamedMap {
   std::int64_t pitch = 0;  // floats from one row of y to the next; 0: rows
 };
 
-// Rows of x: in bfloat16, or, where takes_floats says so, in float32, with a norm's weight or null, for the kernel to
-// normalise and round itself. The bits are the same.
+// Rows of x in bfloat16. Where a norm comes before the map they are only multiplied by its weights, and come with sums
+// of their squares (norm.cuh): the result is then multiplied by 1 / sqrt(mean(x^2) + eps) of the row.
 struct StreamedRows {
   const std::uint16_t* rounded = nullptr;  // [rows, cols]
-  const float* floats = nullptr;           // the same; one of the two is null
-  const float* norm = nullptr;             // [cols]
+  const float* squares = nullptr;          // [rows, cols / kNormPart], or null
   float eps = 0;
 };
-bool takes_floats(std::int64_t rows, std::int64_t cols);
+
+// The norm that y goes through next: its weights, and where y times them goes, as StreamedRows wants it.
+struct NextNorm {
+  const float* weight = nullptr;  // null: there is none
+  std::uint16_t* scaled = nullptr;
+  float* squares = nullptr;
+};
 
 // Whether `stream_linear` takes this matrix.
 bool can_stream(const WeightMatrix& w);
 
-// Maps of the same cols. add: y += that.
+// Maps of the same cols.
 void stream_linear(std::span<const StreamedMap> maps, std::int64_t cols, const StreamedRows& x, std::int64_t rows,
-                   bool add, const Queue& queue);
+                   const Queue& queue);
+// y += x w^T.
+void stream_added(const StreamedMap& map, std::int64_t cols, const StreamedRows& x, std::int64_t rows,
+                  const NextNorm& next, const Queue& queue);
 // q, k and v of a decode step, turned, and put where attention finds them; where takes_step says so.
 bool takes_step(const StepTarget& target, std::int64_t rows);
 void stream_step(std::span<const StreamedMap> qkv, std::int64_t cols, const StreamedRows& x, std::int64_t rows,

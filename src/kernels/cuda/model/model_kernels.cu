@@ -24,12 +24,11 @@ __global__ void embed_kernel(WeightMatrix table, const std::int32_t* tokens, flo
   wait_for_earlier();
   const std::int64_t token = tokens[blockIdx.x];
   const std::byte* row = static_cast<const std::byte*>(table.data) + token * table.cols * element_size(table.dtype);
-  float* out = x + blockIdx.x * table.cols;
-  for (int i = static_cast<int>(threadIdx.x); i < table.cols; i += static_cast<int>(blockDim.x)) {
-    float value = load_element(row, i, table.dtype);
-    if (table.dtype == DType::kInt8) value *= table.scales[(token * table.cols + i) / table.group];
-    out[i] = value;
-  }
+  const int i = static_cast<int>(blockIdx.y * kThreads + threadIdx.x);
+  if (i >= table.cols) return;
+  float value = load_element(row, i, table.dtype);
+  if (table.dtype == DType::kInt8) value *= table.scales[(token * table.cols + i) / table.group];
+  x[blockIdx.x * table.cols + i] = value;
 }
 
 __global__ void __launch_bounds__(kNormThreads)
@@ -44,6 +43,20 @@ __global__ void __launch_bounds__(kNormThreads)
     if (y != nullptr) y[blockIdx.x * dim + i] = value;
     if (y_bf16 != nullptr) y_bf16[blockIdx.x * dim + i] = base::float_to_bfloat16(value);
   }
+}
+
+// As TileSums::store_for_norm does it.
+__global__ void scale_kernel(const float* x, const float* weight, std::int64_t count, std::int64_t dim,
+                             std::uint16_t* scaled, float* squares) {
+  let_next_start();
+  wait_for_earlier();
+  const std::int64_t i = thread_number();
+  const bool there = i < count;
+  const float value = there ? x[i] : 0.0f;
+  if (there) scaled[i] = base::float_to_bfloat16(value * weight[i % dim]);
+  float sum = value * value;
+  for (int distance = 1; distance < kNormPart; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+  if (there && i % kNormPart == 0) squares[i / kNormPart] = sum;
 }
 
 __global__ void round_kernel(const float* x, std::int64_t count, std::uint16_t* y) {
@@ -99,8 +112,8 @@ __global__ void swiglu_round_kernel(const float* gates, const float* ups, std::i
 void embed_rows(const WeightMatrix& table, const std::int32_t* tokens, std::int64_t rows, float* x,
                 const Queue& queue) {
   if (rows == 0) return;
-  start_dependent(embed_kernel, static_cast<unsigned>(rows), kThreads, false, queue.stream, "embedding", table, tokens,
-                  x);
+  start_dependent(embed_kernel, dim3(static_cast<unsigned>(rows), blocks_for(table.cols)), kThreads, false,
+                  queue.stream, "embedding", table, tokens, x);
 }
 
 void rms_norm_rows(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t dim, float* y,
@@ -108,6 +121,13 @@ void rms_norm_rows(const float* x, const float* weight, float eps, std::int64_t 
   if (rows == 0) return;
   start_dependent(norm_kernel, static_cast<unsigned>(rows), kNormThreads, queue.overlaps, queue.stream, "norm", x,
                   weight, eps, dim, y, y_bf16);
+}
+
+void scale_rows(const float* x, const float* weight, std::int64_t rows, std::int64_t dim, std::uint16_t* scaled,
+                float* squares, const Queue& queue) {
+  if (rows * dim == 0) return;
+  start_dependent(scale_kernel, blocks_for(rows * dim), kThreads, queue.overlaps, queue.stream, "norm", x, weight,
+                  rows * dim, dim, scaled, squares);
 }
 
 void to_bfloat16(const float* x, std::int64_t count, std::uint16_t* y, const Queue& queue) {

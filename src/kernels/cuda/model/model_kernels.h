@@ -26,6 +26,13 @@ void embed_rows(const WeightMatrix& table, const std::int32_t* tokens, std::int6
 void rms_norm_rows(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t dim, float* y,
                    std::uint16_t* y_bf16, const Queue& queue);
 
+inline constexpr int kNormPart = 8;  // neighbours whose squares are added up first, where a linear map follows
+
+// The part of a norm that can be done before the size of a row is known: x times the weights [rows, dim], in bfloat16,
+// and the sums of squares of every kNormPart neighbours of x. dim is a multiple of that.
+void scale_rows(const float* x, const float* weight, std::int64_t rows, std::int64_t dim, std::uint16_t* scaled,
+                float* squares, const Queue& queue);
+
 // Rounded to nearest.
 void to_bfloat16(const float* x, std::int64_t count, std::uint16_t* y, const Queue& queue);
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sum that a norm divides by, in one order wherever it is computed.
+// The sums that norms divide by, each in one order wherever it is computed.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/cuda/model/model_kernels.h"
 #include "kernels/cuda/ranks/warp_rows.cuh"
 
 namespace treeattn::kernels::cuda {
@@ -38,6 +39,23 @@ __device__ inline float squares_of_thread(const float* x, std::int64_t dim) {
     for (std::int64_t i = threadIdx.x; i < dim; i += kNormThreads) sum = __fmaf_rn(x[i], x[i], sum);
   }
   return sum;
+}
+
+// The sum of values that lanes `distance`, 2 * distance, ... apart have, in all of them.
+__device__ inline float sum_of_lanes(float value, int distance) {
+  for (; distance < kLanes; distance *= 2) value += __shfl_xor_sync(~0u, value, distance);
+  return value;
+}
+
+// Sums of squares of the parts of a row: warp w of kNormWarps has those of the parts 32 w + lane, and so on after as
+// many parts as there are threads; then the warps' sums are added in order.
+inline constexpr int kNormWarps = kNormThreads / kLanes;
+
+__device__ inline float inverse_of(const float (&squares)[kNormWarps], int dim, float eps) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int warp = 0; warp < kNormWarps; ++warp) sum += squares[warp];
+  return 1.0f / sqrtf(sum / static_cast<float>(dim) + eps);
 }
 
 }  // namespace treeattn::kernels::cuda

@@ -7,9 +7,12 @@
 // free as long as x agrees: a thread's 16 bytes, columns 8t to 8t + 7 of 32, are the pairs of two products, and go to
 // the tensor core as they are.
 //
-// Each thread has its weights of the next groups on their way into shared memory, where nobody else reads them: so
+// Each warp has its weights of the next groups on their way into shared memory, where no other warp reads them: so
 // there is nothing to wait for but its own copies. They run on over the ends of tiles, and the first ones are started
 // before the kernel that makes x is done.
+//
+// Where a norm comes before the map, x is not yet divided by the size of its row: the sums are, at the end of a tile.
+// And where one comes after it, the rows are left as the next such kernel wants them (stream_task.cuh).
 #include <algorithm>
 
 #include "kernels/cuda/dependent_launch.cuh"
@@ -35,7 +38,7 @@ struct Slot {
   __device__ static int weight(int half, int row, int unit) {
     return (half * 8 * kTiles + row) * kRow + (unit ^ row % 2 * 4) * 16;
   }
-  __host__ __device__ static int bytes(int rows, bool rounds) { return kWeights + (rounds ? 0 : rows * kRow); }
+  __host__ __device__ static int bytes(int rows, bool with_rows) { return kWeights + (with_rows ? rows * kRow : 0); }
 };
 
 // The copies of one warp, in the order in which it works on them.
@@ -123,18 +126,19 @@ __device__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-// kColumns: n8 tiles of rows of x; kStages: groups on their way; kRounds: x is in float32, and lies in shared memory
-// once it is rounded.
-template <int kTiles, int kColumns, int kStages, bool kRounds>
-__global__ void __launch_bounds__(kThreads) stream_kernel(const __grid_constant__ StreamTask t) {
+// kColumns: n8 tiles of rows of x; kStages: groups on their way; kHolds: x is one row, which lies in shared memory
+// and is not brought with the weights again for every tile.
+template <int kTiles, int kColumns, int kStages, bool kHolds>
+__global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) stream_kernel(const __grid_constant__ StreamTask t) {
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ float4 sums[2][kWarps][kTiles * kColumns][32];
+  __shared__ float squares[8 * kColumns][kWarps];  // sums of the rows' squares, each to be added up
   const int lane = static_cast<int>(threadIdx.x) % 32, number = static_cast<int>(threadIdx.x) / 32;
   const int groups = (t.cols + kGroup - 1) / kGroup;
   const int turns = number < groups ? (groups - number + kWarps - 1) / kWarps : 0;
-  const int slot_bytes = Slot<kTiles>::bytes(t.rows, kRounds);
+  const int slot_bytes = Slot<kTiles>::bytes(t.rows, !kHolds);
   const std::uint32_t ring = shared_address(memory) + number * kStages * slot_bytes;
-  auto* const rounded = reinterpret_cast<std::uint16_t*>(memory + kWarps * kStages * slot_bytes);
+  auto* const held = reinterpret_cast<std::uint16_t*>(memory + kWarps * kStages * slot_bytes);
 
   Copies<kTiles> copies(t, number, lane, turns);
   int row_turn[kStages];  // of x of the first groups, which is not there yet
@@ -143,24 +147,24 @@ __global__ void __launch_bounds__(kThreads) stream_kernel(const __grid_constant_
     row_turn[i] = copies.any() ? copies.next_turn() : -1;
     copies.start_weights(ring + i * slot_bytes);
     copies.advance();
-    if constexpr (kRounds) end_copies();
+    if constexpr (kHolds) end_copies();
   }
-  if constexpr (kRounds) {
-    const NormPart norm(t);
-    let_next_start();
-    wait_for_earlier();
-    round_rows(t, norm, rounded, reinterpret_cast<float*>(sums));
+  let_next_start();
+  wait_for_earlier();
+  if constexpr (kHolds) {
+    hold_row(t, held, squares, number, lane);
+    __syncthreads();
   } else {
-    let_next_start();
-    wait_for_earlier();
 #pragma unroll
     for (int i = 0; i < kStages; ++i) {
       if (row_turn[i] >= 0) copies.start_rows(ring + i * slot_bytes, row_turn[i]);
       end_copies();  // the first of these with all weights above
     }
+    if (turns == 0) add_squares_of_rows(t, squares, number, lane);
   }
 
-  const std::uint32_t x_address = kRounds ? shared_address(rounded) : 0;
+  const std::uint32_t x_address = kHolds ? shared_address(held) : 0;
+  float inverse_size[2] = {};  // of the two rows of x that this thread ends tiles of, once it has ended one
   int buffer = 0, stage = 0;
   for (int tile = static_cast<int>(blockIdx.x); tile < t.tiles; tile += static_cast<int>(gridDim.x), buffer ^= 1) {
     TileSums<8 * kTiles> result(t, tile, number / kColumns, number % kColumns, lane);
@@ -177,9 +181,9 @@ __global__ void __launch_bounds__(kThreads) stream_kernel(const __grid_constant_
         for (int n = 0; n < kColumns; ++n) {
           const int row = n * 8 + lane / 4;
           x[n] = {0, 0, 0, 0};
-          if constexpr (kRounds) {
+          if constexpr (kHolds) {
             const int column = copies.column_of(turn) + s * kStep;
-            if (row < t.rows && column < t.cols) x[n] = load_shared(x_address + (row * row_pitch(t.cols) + column) * 2);
+            if (row == 0 && column < t.cols) x[n] = load_shared(x_address + column * 2);
           } else {
             if (row < t.rows) {
               x[n] = load_shared(slot + Slot<kTiles>::kWeights + row * Slot<kTiles>::kRow + (s * 4 + lane % 4) * 16);
@@ -202,12 +206,14 @@ __global__ void __launch_bounds__(kThreads) stream_kernel(const __grid_constant_
       }
       __syncwarp();
       if (copies.any()) {
-        if constexpr (!kRounds) copies.start_rows(slot, copies.next_turn());
+        if constexpr (!kHolds) copies.start_rows(slot, copies.next_turn());
         copies.start_weights(slot);
         copies.advance();
       }
       end_copies();
       if (++stage == kStages) stage = 0;
+      // Not before: nothing would be on its way meanwhile.
+      if (!kHolds && turn == 0 && tile == static_cast<int>(blockIdx.x)) add_squares_of_rows(t, squares, number, lane);
     }
 #pragma unroll
     for (int i = 0; i < kTiles * kColumns; ++i) {
@@ -225,6 +231,15 @@ __global__ void __launch_bounds__(kThreads) stream_kernel(const __grid_constant_
         all[2] += part.z;
         all[3] += part.w;
       }
+      if (t.x.squares != nullptr) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int row = number % kColumns * 8 + lane % 4 * 2 + j;
+          if (inverse_size[j] == 0.0f && row < t.rows) inverse_size[j] = inverse_of(squares[row], t.cols, t.x.eps);
+          all[j] *= inverse_size[j];
+          all[2 + j] *= inverse_size[j];
+        }
+      }
       result.store(all);
     }
   }
@@ -239,12 +254,14 @@ int shared_memory(cudaDeviceAttr of) {
 }
 
 // A kernel and what it needs.
-template <int kTiles, int kColumns, int kStages, bool kRounds>
+template <int kTiles, int kColumns, int kStages, bool kHolds>
 struct Shape {
-  static constexpr auto kKernel = stream_kernel<kTiles, kColumns, kStages, kRounds>;
+  static constexpr auto kKernel = stream_kernel<kTiles, kColumns, kStages, kHolds>;
   static constexpr int kTileRows = 16 * kTiles;
-  static constexpr int kStaticBytes = 2 * kWarps * kTiles * kColumns * 32 * static_cast<int>(sizeof(float4));
+  static constexpr int kStaticBytes =
+      (2 * kTiles * kColumns * 32 * 4 + 8 * kColumns) * kWarps * static_cast<int>(sizeof(float));
   static bool fits(const StreamTask& task) {
+    if (kHolds && (task.rows > 1 || held_bytes(task) > kMostHeldBytes)) return false;
     return kStaticBytes + dynamic_bytes(task) <= shared_memory(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   }
   // Two where they fit: what is on its way counts (docs/gpu_notes.md).
@@ -254,9 +271,9 @@ struct Shape {
     return 2 * bytes <= shared_memory(cudaDevAttrMaxSharedMemoryPerMultiprocessor) ? 2 : 1;
   }
   static int dynamic_bytes(const StreamTask& task) {
-    const int row_bytes = kRounds ? row_pitch(task.cols) * 2 * task.rows : 0;
-    return kWarps * kStages * Slot<kTiles>::bytes(task.rows, kRounds) + row_bytes;
+    return kWarps * kStages * Slot<kTiles>::bytes(task.rows, !kHolds) + (kHolds ? held_bytes(task) : 0);
   }
+  static int held_bytes(const StreamTask& task) { return task.cols * 2; }
 };
 
 // up: not null where map 0 is gates.
@@ -284,23 +301,20 @@ void start_shape(StreamTask& task, std::span<const StreamedMap> maps, const std:
                        "linear map", task);
 }
 
-template <class First, class Second>
-void start_first(StreamTask& task, std::span<const StreamedMap> maps, const std::uint16_t* up, const Queue& queue) {
-  if (First::fits(task)) {
-    start_shape<First>(task, maps, up, queue);
-  } else {
-    start_shape<Second>(task, maps, up, queue);
-  }
-}
-
 constexpr int kManyTiles = 2;  // with more than 8 rows: x is as long as the weights then
 
+// The first of these that this GPU has the shared memory for; the bits are the same.
+template <class First, class... Others>
+void start_first(StreamTask& task, std::span<const StreamedMap> maps, const std::uint16_t* up, const Queue& queue) {
+  if constexpr (sizeof...(Others) > 0) {
+    if (!First::fits(task)) return start_first<Others...>(task, maps, up, queue);
+  }
+  start_shape<First>(task, maps, up, queue);
+}
+
 void start(StreamTask task, std::span<const StreamedMap> maps, const std::uint16_t* up, const Queue& queue) {
-  // The first that this GPU has the shared memory for; the bits are the same.
-  if (task.x.floats != nullptr) {
-    start_first<Shape<1, 1, 3, true>, Shape<1, 1, 1, true>>(task, maps, up, queue);
-  } else if (task.rows <= 8) {
-    start_first<Shape<1, 1, 3, false>, Shape<1, 1, 1, false>>(task, maps, up, queue);
+  if (task.rows <= 8) {
+    start_first<Shape<1, 1, 3, true>, Shape<1, 1, 3, false>, Shape<1, 1, 1, false>>(task, maps, up, queue);
   } else {
     start_first<Shape<kManyTiles, 2, 2, false>, Shape<1, 2, 1, false>>(task, maps, up, queue);
   }
@@ -308,8 +322,8 @@ void start(StreamTask task, std::span<const StreamedMap> maps, const std::uint16
 
 // Of the rows of x from `first` on.
 StreamTask task_of(StreamedRows x, std::int64_t first, std::int64_t rows, std::int64_t cols) {
-  if (x.rounded != nullptr) x.rounded += first * cols;
-  if (x.floats != nullptr) x.floats += first * cols;
+  x.rounded += first * cols;
+  if (x.squares != nullptr) x.squares += first * (cols / kNormPart);
   StreamTask task;
   task.x = x;
   task.cols = static_cast<int>(cols);
@@ -317,11 +331,13 @@ StreamTask task_of(StreamedRows x, std::int64_t first, std::int64_t rows, std::i
   return task;
 }
 
-}  // namespace
-
-bool takes_floats(std::int64_t rows, std::int64_t cols) {
-  return rows <= 8 && cols <= kMostCols && rows * row_pitch(static_cast<int>(cols)) * 2 <= kMostFloatBytes;
+// The same for a map of them.
+StreamedMap from_row(StreamedMap map, std::int64_t first) {
+  map.y += first * (map.pitch == 0 ? map.rows : map.pitch);
+  return map;
 }
+
+}  // namespace
 
 bool takes_step(const StepTarget& target, std::int64_t rows) {
   return target.k.dim / 2 % (8 * (rows <= 8 ? 1 : kManyTiles)) == 0;  // a tile has pairs of one head
@@ -333,18 +349,28 @@ bool can_stream(const WeightMatrix& w) {
 }
 
 void stream_linear(std::span<const StreamedMap> maps, std::int64_t cols, const StreamedRows& x, std::int64_t rows,
-                   bool add, const Queue& queue) {
+                   const Queue& queue) {
   std::int64_t outputs = 0;
   for (const StreamedMap& map : maps) outputs += map.rows;
   for (std::int64_t first = 0; outputs > 0 && first < rows; first += kStreamedRows) {
     StreamedMap shifted[kStreamedMaps];
-    for (std::size_t i = 0; i < maps.size(); ++i) {
-      shifted[i] = maps[i];
-      shifted[i].y += first * (maps[i].pitch == 0 ? maps[i].rows : maps[i].pitch);
-    }
+    for (std::size_t i = 0; i < maps.size(); ++i) shifted[i] = from_row(maps[i], first);
+    start(task_of(x, first, rows, cols), std::span(shifted, maps.size()), nullptr, queue);
+  }
+}
+
+void stream_added(const StreamedMap& map, std::int64_t cols, const StreamedRows& x, std::int64_t rows,
+                  const NextNorm& next, const Queue& queue) {
+  for (std::int64_t first = 0; map.rows > 0 && first < rows; first += kStreamedRows) {
+    const StreamedMap shifted = from_row(map, first);
     StreamTask task = task_of(x, first, rows, cols);
-    task.add = add;
-    start(task, std::span(shifted, maps.size()), nullptr, queue);
+    task.add = true;
+    task.next = next;
+    if (next.weight != nullptr) {
+      task.next.scaled += first * map.rows;
+      task.next.squares += first * (map.rows / kNormPart);
+    }
+    start(task, {&shifted, 1}, nullptr, queue);
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of x that come in float32, normalised and rounded into the shared memory of every block that needs them.
+// What every block of a streamed map needs of x before it can end its first tile.
 #pragma once
 
 #include "kernels/cuda/mma.cuh"
@@ -8,55 +8,58 @@
 
 namespace treeattn::kernels::cuda {
 
-inline constexpr int kMostVectors = 4;  // of four columns, that a thread has of a row
-inline constexpr int kMostCols = kMostVectors * 4 * kNormThreads;
-inline constexpr int kMostFloatBytes = 36 << 10;  // of shared memory, once they are rounded
+inline constexpr int kMostHeldBytes = 9 << 10;  // of a row: two blocks fit on a multiprocessor of Hopper then
 
-// Rows in shared memory lie so far apart, in elements, that two of them begin in different banks.
-__host__ __device__ inline int row_pitch(int cols) { return cols + 32; }
-
-// A norm's weights of this thread; they are read before x is there.
-struct NormPart {
-  float4 weight[kMostVectors];
-
-  __device__ explicit NormPart(const StreamTask& t) {
+// Sums of squares, where a norm comes before the map, in the order of norm.cuh.
+//
+// Of the only row of x, and the row itself, which all threads of a block bring and meet before they use. Everything is
+// asked for at once.
+__device__ inline void hold_row(const StreamTask& t, std::uint16_t* to, float (*squares)[kNormWarps], int warp,
+                                int lane) {
+  constexpr int kParts = (kMostHeldBytes / 2 / kNormPart + kNormThreads - 1) / kNormThreads;
+  const int thread = static_cast<int>(threadIdx.x), units = t.cols / 8, parts = t.cols / kNormPart;
+  float part[kParts];
 #pragma unroll
-    for (int j = 0; j < kMostVectors; ++j) {
-      const int i = 4 * (static_cast<int>(threadIdx.x) + j * kNormThreads);
-      weight[j] = t.x.norm != nullptr && i < t.cols ? *reinterpret_cast<const float4*>(t.x.norm + i) : float4{};
+  for (int i = 0; i < kParts; ++i) {
+    const int at = thread + i * kNormThreads;
+    part[i] = t.x.squares != nullptr && at < parts ? t.x.squares[at] : 0.0f;
+  }
+  uint4 x[kParts];
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const int at = thread + i * kNormThreads;
+    if (at < units) x[i] = reinterpret_cast<const uint4*>(t.x.rounded)[at];
+  }
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const int at = thread + i * kNormThreads;
+    if (at < units) reinterpret_cast<uint4*>(to)[at] = x[i];
+  }
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) sum += part[i];
+  sum = sum_of_lanes(sum, 1);
+  if (lane == 0) squares[0][warp] = sum;
+}
+
+// The same sums of every kNormWarps-th of several rows.
+__device__ inline void add_squares_of_rows(const StreamTask& t, float (*squares)[kNormWarps], int warp, int lane) {
+  if (t.x.squares == nullptr) return;
+  const int parts = t.cols / kNormPart;
+  for (int row = warp; row < t.rows; row += kNormWarps) {
+    const float* from = t.x.squares + static_cast<std::int64_t>(row) * parts;
+    float sum[kNormWarps] = {};
+#pragma unroll 2
+    for (int first = lane; first < parts; first += kNormThreads) {
+#pragma unroll
+      for (int w = 0; w < kNormWarps; ++w) sum[w] += first + w * kLanes < parts ? from[first + w * kLanes] : 0.0f;
+    }
+#pragma unroll
+    for (int w = 0; w < kNormWarps; ++w) {
+      sum[w] = sum_of_lanes(sum[w], 1);
+      if (lane == 0) squares[row][w] = sum[w];
     }
   }
-};
-
-// The sums and products of norm.cuh and norm_kernel. Called by all threads of the block, kNormThreads.
-__device__ inline void round_rows(const StreamTask& t, const NormPart& norm, std::uint16_t* to, float* scratch) {
-  for (int row = 0; row < t.rows; ++row, to += row_pitch(t.cols)) {
-    const float* from = t.x.floats + static_cast<std::int64_t>(row) * t.cols;
-    float4 x[kMostVectors];
-    float squares = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kMostVectors; ++j) {
-      const int i = 4 * (static_cast<int>(threadIdx.x) + j * kNormThreads);
-      x[j] = i < t.cols ? *reinterpret_cast<const float4*>(from + i) : float4{};
-    }
-    if (t.x.norm != nullptr) {
-#pragma unroll
-      for (int j = 0; j < kMostVectors; ++j) squares = add_squares(x[j], squares);
-      const float by = inverse_size(squares, t.cols, t.x.eps, scratch);
-#pragma unroll
-      for (int j = 0; j < kMostVectors; ++j) {
-        const float4 weight = norm.weight[j];
-        x[j] = {x[j].x * by * weight.x, x[j].y * by * weight.y, x[j].z * by * weight.z, x[j].w * by * weight.w};
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kMostVectors; ++j) {
-      const int i = 4 * (static_cast<int>(threadIdx.x) + j * kNormThreads);
-      if (i >= t.cols) continue;
-      *reinterpret_cast<uint2*>(to + i) = {pack<__nv_bfloat16>(x[j].x, x[j].y), pack<__nv_bfloat16>(x[j].z, x[j].w)};
-    }
-  }
-  __syncthreads();
 }
 
 }  // namespace treeattn::kernels::cuda

@@ -4,6 +4,7 @@
 
 #include "base/half.h"
 #include "kernels/cuda/model/linear_kernels.h"
+#include "kernels/cuda/model/norm.cuh"
 #include "kernels/cuda/model/step_rows.cuh"
 #include "kernels/cuda/model/swiglu.cuh"
 
@@ -24,6 +25,7 @@ struct StreamTask {
   int half = 0;                            // of their heads; 0: there is no such place
   int first_row = 0;                       // of the step, that x begins with
   StreamedRows x;
+  NextNorm next;  // that map 0 goes through, which is added
   int tiles = 0;
   int cols = 0;
   int rows = 0;  // of x
@@ -69,6 +71,12 @@ class TileSums {
       });
     } else if (t.add) {
       each([&](int i, const float* y) { before[i] = *y; });
+      if (t.next.weight == nullptr) return;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = row + i * kRows;
+        weight[i] = at < t.maps[0].rows ? t.next.weight[at] : 0.0f;
+      }
     }
   }
 
@@ -81,12 +89,33 @@ class TileSums {
       each_pair([&](int j, int, int i) {
         t.activated[(x_row + j) * t.maps[0].rows + i] = base::float_to_bfloat16(swiglu(sum[j], sum[2 + j]));
       });
+    } else if (t.next.weight != nullptr) {
+      store_for_norm(sum);
     } else {
       each([&](int i, float* y) { *y = t.add ? before[i] + sum[i] : sum[i]; });
     }
   }
 
  private:
+  // The eight threads of a column have kNormPart neighbours.
+  __device__ void store_for_norm(const float (&sum)[4]) const {
+    static_assert(kNormPart == 8);
+    const std::int64_t dim = t.maps[0].rows;
+    float squares[4] = {};
+    each([&](int i, float* y) {
+      const float value = before[i] + sum[i];
+      *y = value;
+      squares[i] = value * value;
+      t.next.scaled[(x_row + i % 2) * dim + row + i / 2 * kRows] = base::float_to_bfloat16(value * weight[i / 2]);
+    });
+#pragma unroll
+    for (float& square : squares) square = sum_of_lanes(square, 4);
+    each([&](int i, const float*) {
+      const int at = row + i / 2 * kRows;
+      if (at % kNormPart == 0) t.next.squares[(x_row + i % 2) * (dim / kNormPart) + at / kNormPart] = squares[i];
+    });
+  }
+
   template <class Work>
   __device__ void each(const Work& work) const {
     const StreamedMap& map = t.maps[rows.map];
@@ -111,6 +140,7 @@ class TileSums {
   const TileRows<kRows> rows;
   const int row, x_row;
   float before[4] = {};
+  float weight[2] = {};  // of the next norm
   std::byte* to[2] = {};
 };
 

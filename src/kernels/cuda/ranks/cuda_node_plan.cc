@@ -210,7 +210,8 @@ void NodePlan::send_step(cudaStream_t stream) {
         "copy of tables");
 }
 
-void NodePlan::step(const KvView& k, const KvView& v, float* out, bool early, cudaStream_t stream) {
+void NodePlan::step(const KvView& k, const KvView& v, float* out, std::uint16_t* rounded_out, bool early,
+                    cudaStream_t stream) {
   AttentionParams p = step_params_;
   p.k.data = static_cast<const std::byte*>(k.data);
   p.v.data = static_cast<const std::byte*>(v.data);
@@ -219,6 +220,7 @@ void NodePlan::step(const KvView& k, const KvView& v, float* out, bool early, cu
                       make_tensor_map(v, p.first_key, step_launch_.tile, p.v_map);
   }
   p.out = out;
+  p.rounded_out = rounded_out;
   start(step_launch_, p, stream, early);
 }
 

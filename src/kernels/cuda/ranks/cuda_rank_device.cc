@@ -250,9 +250,9 @@ void RankDevice::store_step(const StepTarget& target, const StepRows& rows, void
   cuda::store_step(target, {rows.q, rows.k, rows.v}, impl_->overlaps, as_stream(stream));
 }
 
-void RankDevice::attend_step(const KvView& k, const KvView& v, float* out, void* stream) {
+void RankDevice::attend_step(const KvView& k, const KvView& v, float* out, std::uint16_t* rounded_out, void* stream) {
   const UseDevice use(impl_->gpu);
-  impl_->steps->step(k, v, out, impl_->overlaps, as_stream(stream));
+  impl_->steps->step(k, v, out, rounded_out, impl_->overlaps, as_stream(stream));
 }
 
 std::string_view RankDevice::kernel() const { return (impl_->stepped ? impl_->steps : impl_->plan)->kernel(); }

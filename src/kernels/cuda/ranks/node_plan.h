@@ -37,7 +37,7 @@ class NodePlan {
   // for this one's before it begins.
   std::vector<std::int64_t> prepare_step(Problem problem);
   void send_step(cudaStream_t stream);
-  void step(const KvView& k, const KvView& v, float* out, bool early, cudaStream_t stream);
+  void step(const KvView& k, const KvView& v, float* out, std::uint16_t* rounded_out, bool early, cudaStream_t stream);
   const AttentionParams& step_params() const { return step_params_; }
   // Memory for q of a step; valid until more is asked for.
   void* step_queries(std::size_t bytes);

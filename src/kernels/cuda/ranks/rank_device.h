@@ -115,8 +115,8 @@ class RankDevice {
   StepTarget step_target(const KvView& k, const KvView& v) const;
   // Turns q and k, stores them, and v, there.
   void store_step(const StepTarget& target, const StepRows& rows, void* stream);
-  // Attends to what is there.
-  void attend_step(const KvView& k, const KvView& v, float* out, void* stream);
+  // Attends to what is there. rounded_out: where the result goes in bfloat16 as well, or null.
+  void attend_step(const KvView& k, const KvView& v, float* out, std::uint16_t* rounded_out, void* stream);
 
   // The kernel that the last of these calls used, as CudaPlan::kernel() names it; empty before.
   std::string_view kernel() const;

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "kernels/cuda/launch.h"
+
+namespace treeattn::kernels::cuda {
+
+// A decode step that was recorded.
+class Recording {
+ public:
+  ~Recording() {
+    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+  }
+  Recording() = default;
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+  bool is(const std::vector<std::int64_t>& key) const { return graph_ != nullptr && key == key_; }
+
+  void record(const std::vector<std::int64_t>& key, cudaStream_t stream, const std::function<void()>& work) {
+    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
+    graph_ = nullptr;
+    cudaGraph_t recorded = nullptr;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "recording");
+    try {
+      work();
+    } catch (...) {
+      cudaStreamEndCapture(stream, &recorded);
+      if (recorded != nullptr) cudaGraphDestroy(recorded);
+      cudaGetLastError();
+      throw;
+    }
+    check(cudaStreamEndCapture(stream, &recorded), "recording");
+    const cudaError_t error = cudaGraphInstantiate(&graph_, recorded, 0);
+    cudaGraphDestroy(recorded);
+    check(error, "recording");
+    key_ = key;
+  }
+
+  void play(cudaStream_t stream) { check(cudaGraphLaunch(graph_, stream), "recorded work"); }
+
+ private:
+  cudaGraphExec_t graph_ = nullptr;
+  std::vector<std::int64_t> key_;
+};
+
+}  // namespace treeattn::kernels::cuda
