@@ -115,6 +115,72 @@ TEST_F(CudaTest, ByteShapes) {
   std::printf("largest error %.3f of its bound\n", worst);
 }
 
+// Heads of 64 columns that lie side by side are worked on two by two: groups that fill the rows or do not, an odd head
+// left over, lengths that end anywhere, pages that a piece does not fit into, all that becomes of logits.
+TEST_F(CudaTest, ByteHeadsInTwos) {
+  double worst = 0;
+  std::uint64_t seed = 1;
+  for (const std::int64_t kv_heads : {2, 3, 6}) {
+    for (const std::int64_t group : {1, 2, 4, 8}) {
+      for (const std::int64_t tokens : {1L, 31L, 97L, 513L, kv_heads == 2 ? 8191L : 1234L}) {
+        for (const DType type : {DType::kInt8, DType::kFp8E4M3}) {
+          Case shape;
+          shape.k_type = shape.v_type = type;
+          shape.q_type = ++seed % 3 == 0 ? DType::kFloat32 : DType::kBFloat16;
+          shape.kv_heads = kv_heads;
+          shape.heads = kv_heads * group;
+          shape.batch = 2;
+          shape.tokens = tokens;
+          shape.lengths = {tokens, (tokens + 1) / 2};
+          shape.queries = group < 4 && tokens > 8 ? static_cast<std::int64_t>(seed % 4) + 1 : 1;
+          if (tokens == 8191) {
+            shape.order = {64, 128};  // 64 items to merge
+          } else {
+            shape.order = {128, 8};
+          }
+          shape.fp8_scales = seed % 2 == 0;
+          shape.k_layout = shape.v_layout = seed % 5 < 2 ? Layout::kTokensFirst : Layout::kPaged;
+          shape.page_tokens = seed % 4 == 0 ? 16 : 64;
+          shape.causal = seed % 3 != 0;
+          shape.window = seed % 7 == 0 ? 50 : 0;
+          shape.softcap = seed % 11 == 0 ? 5.0f : 0.0f;
+          shape.alibi = seed % 13 == 0;
+          std::string kernel;
+          const double error = check_case(CaseData(shape, seed), &kernel);
+          EXPECT_LE(error, 1) << kv_heads << " x " << group << ", tokens " << tokens << ", seed " << seed;
+          EXPECT_EQ(kernel, "mma8");
+          worst = std::max(worst, error);
+        }
+      }
+    }
+  }
+  std::printf("largest error %.3f of its bound\n", worst);
+}
+
+// What the other of two heads holds, NaN and infinity included, changes no bit of a row.
+TEST_F(CudaTest, ByteHeadsDoNotMix) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for (const std::int64_t group : {1, 4, 8}) {
+    Case shape;
+    shape.k_type = shape.v_type = DType::kFp8E4M3;
+    shape.q_type = DType::kBFloat16;
+    shape.heads = 2 * group;
+    shape.tokens = 700;
+    shape.fp8_scales = true;
+    const CaseData plain(shape, 3);
+    CaseData mixed(shape, 3);
+    mixed.set_k(0, 0, 0, 5, kNan);
+    mixed.set_v(0, 350, 0, 6, kNan);
+    mixed.set_k_scale(0, 351, 0, kNan);
+    mixed.set_v_scale(0, 699, 0, std::numeric_limits<float>::infinity());
+    EXPECT_LE(check_case(mixed), 1);
+    const cuda::DeviceOutput want = DeviceCase(plain).run(), got = DeviceCase(mixed).run();
+    const auto heads = static_cast<std::size_t>(group), floats = heads * 64;
+    EXPECT_EQ(std::memcmp(want.out.data() + floats, got.out.data() + floats, floats * sizeof(float)), 0);
+    EXPECT_EQ(std::memcmp(want.lse.data() + heads, got.lse.data() + heads, heads * sizeof(float)), 0);
+  }
+}
+
 // Scales and queries of very different size, in one call and in one leaf.
 TEST_F(CudaTest, ByteScales) {
   double worst = 0;
@@ -157,17 +223,18 @@ TEST_F(CudaTest, ByteScales) {
 TEST_F(CudaTest, BytesThatAreNotFinite) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
   for (const DType type : {DType::kInt8, DType::kFp8E4M3}) {
-    for (int what = 0; what < 9; ++what) {
+    for (int number = 0; number < 18; ++number) {
+      const int what = number / 2;
       if (what < 2 && type == DType::kInt8) continue;  // int8 has no NaN
       Case shape;
       shape.k_type = shape.v_type = type;
       shape.q_type = what % 2 == 0 ? DType::kFloat32 : DType::kBFloat16;
       shape.fp8_scales = true;
       shape.tokens = 300;
-      shape.queries = 4;
+      shape.queries = number % 2 == 0 ? 4 : 2;  // few enough for two heads in one item, or not
       shape.causal = true;
       CaseData data(shape, 9);
-      if (what == 0) data.set_v(0, 298, 1, 7, kNan);  // hidden from two queries
+      if (what == 0) data.set_v(0, 298, 1, 7, kNan);  // hidden from two queries of four
       if (what == 1) data.set_k(0, 298, 0, 7, kNan);
       if (what == 2) data.set_v_scale(0, 298, 0, kNan);
       if (what == 3) data.set_k_scale(0, 298, 1, kNan);
@@ -177,7 +244,7 @@ TEST_F(CudaTest, BytesThatAreNotFinite) {
       if (what == 7) data.set_k_scale(0, 298, 1, kInf);
       if (what == 8) data.set_k_scale(0, 298, 0, -kInf);
       std::string kernel;
-      EXPECT_LE(check_case(data, &kernel), 1) << dtype_name(type) << " " << what;
+      EXPECT_LE(check_case(data, &kernel), 1) << dtype_name(type) << " " << number;
       EXPECT_EQ(kernel, "mma8");
     }
   }

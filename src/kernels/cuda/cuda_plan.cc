@@ -133,9 +133,19 @@ KvView rows_of(const QueryView& q) {
   return view;
 }
 
-bool make_tensor_maps(const Problem& problem, int tile, AttentionParams& params) {
-  return make_tensor_map(problem.k, problem.first_key, tile, params.k_map) &&
-         make_tensor_map(problem.v, problem.first_key, tile, params.v_map);
+// Neighbouring heads as one.
+KvView joined(KvView view, int heads) {
+  view.head_dim *= heads;
+  view.head_stride *= heads;
+  view.kv_heads /= heads;
+  return view;
+}
+
+bool make_tensor_maps(const Problem& problem, const Launch& launch, AttentionParams& params) {
+  const auto make = [&](const KvView& view, TensorMap& map) {
+    return make_tensor_map(joined(view, launch.limits.kv_heads), problem.first_key, launch.tile, map);
+  };
+  return make(problem.k, params.k_map) && make(problem.v, params.v_map);
 }
 
 }  // namespace
@@ -144,14 +154,14 @@ Launch prepare_launch(const Problem& problem, int multiprocessors, AttentionPara
   const int rows = static_cast<int>(std::min<std::int64_t>(problem.group() * problem.q.queries, 16));
   Launch launch = find_prefill(params);
   if (launch.kernel != nullptr) {
-    params.tensor_copies = make_tensor_maps(problem, launch.tile, params) &&
-                           make_tensor_map(rows_of(problem.q), 0, launch.tile, params.q_map);
+    params.tensor_copies =
+        make_tensor_maps(problem, launch, params) && make_tensor_map(rows_of(problem.q), 0, launch.tile, params.q_map);
     if (!params.tensor_copies) launch = {};
   }
   if (launch.kernel == nullptr) {
     launch = find_decode_mma(params, rows);
     if (launch.kernel == nullptr) launch = find_generic(params, rows);
-    params.tensor_copies = launch.tile > 0 && make_tensor_maps(problem, launch.tile, params);
+    params.tensor_copies = launch.tile > 0 && make_tensor_maps(problem, launch, params);
   }
   if (launch.takes_items) {
     int levels = 0;

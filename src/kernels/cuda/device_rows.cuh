@@ -119,6 +119,9 @@ __device__ inline int query_of(const WorkItem& item, int r) { return item.query0
 __device__ inline int head_of(const AttentionParams& p, const WorkItem& item, int r) {
   return item.kv_head * p.heads_per_kv + item.head0 + r % item.heads;
 }
+__device__ inline int kv_head_of(const AttentionParams& p, const WorkItem& item, int r) {
+  return head_of(p, item, r) / p.heads_per_kv;
+}
 
 // Index of row r of an item among all rows [batch, query, head].
 __device__ inline std::int64_t global_row(const AttentionParams& p, const WorkItem& item, int r) {

@@ -32,10 +32,11 @@ __device__ inline float generic_logit(const AttentionParams& p, const WorkItem& 
   const int query = query_of(item, r);
   const Range seen = visible(p, item.batch, query);
   if (token < seen.begin || token >= seen.end) return merge::kEmptyMax;
-  const std::byte* row = kv_row(p.k, item.batch, token, item.kv_head);
+  const int kv_head = kv_head_of(p, item, r);
+  const std::byte* row = kv_row(p.k, item.batch, token, kv_head);
   float dot = 0.0f;
   for (int d = 0; d < p.k.dim; ++d) dot = __fmaf_rn(scratch.q[r * p.k.dim + d], load_element(row, d, p.k.dtype), dot);
-  dot *= kv_scale(p.k, item.batch, token, item.kv_head);
+  dot *= kv_scale(p.k, item.batch, token, kv_head);
   constexpr float kLog2E = 0x1.715476p+0f;
   float logit = p.softcap > 0 ? tanhf(dot * (p.scale / p.softcap)) * (p.softcap * kLog2E) : dot * (p.scale * kLog2E);
   if (p.alibi_slopes != nullptr) {
@@ -76,14 +77,14 @@ __device__ inline void generic_tile(const AttentionParams& p, const WorkItem& it
   }
   __syncthreads();
   for (int i = threadIdx.x; i < rows * p.v.dim; i += blockDim.x) {
-    const int r = i / p.v.dim, d = i % p.v.dim;
+    const int r = i / p.v.dim, d = i % p.v.dim, kv_head = kv_head_of(p, item, r);
     float* o = top + r * row_floats + d;
     float sum = *o * scratch.shrink[r];
     for (int t = 0; t < count; ++t) {
       const float weight = scratch.weight[r * kGenericTile + t];
       if (weight == 0.0f) continue;
-      const float value = load_element(kv_row(p.v, item.batch, first + t, item.kv_head), d, p.v.dtype);
-      sum = __fmaf_rn(weight * kv_scale(p.v, item.batch, first + t, item.kv_head), value, sum);
+      const float value = load_element(kv_row(p.v, item.batch, first + t, kv_head), d, p.v.dtype);
+      sum = __fmaf_rn(weight * kv_scale(p.v, item.batch, first + t, kv_head), value, sum);
     }
     *o = sum;
   }

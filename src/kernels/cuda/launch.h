@@ -62,8 +62,9 @@ Launch for_head_dim(int dim, const Find& find) {
 // Parts of find_decode_mma.
 Launch find_decode_bf16(int dim, int rows);
 Launch find_decode_f16(int dim, int rows);
-Launch find_decode_int8(int dim, int rows);
-Launch find_decode_fp8(int dim, int rows);
+// two_heads: items of two neighbouring KV heads, of 64 columns each that lie side by side; `rows` is of both.
+Launch find_decode_int8(int dim, int rows, bool two_heads);
+Launch find_decode_fp8(int dim, int rows, bool two_heads);
 
 // The kernel for calls with many queries, on the current GPU; kernel is null where there is none. It needs tensor maps.
 Launch find_prefill(const AttentionParams& params);

@@ -89,6 +89,22 @@ __device__ inline void store_result(const AttentionParams& p, int node, std::int
   }
 }
 
+// m and l of state lane % kCount become those of all kCount, in every lane. Returns the weights of the merge at which
+// the lane's state begins the higher side.
+template <int kCount>
+__device__ inline MergeWeights merge_sums(int lane, float& m, float& l) {
+  MergeWeights kept{1.0f, 1.0f};
+#pragma unroll
+  for (int width = 1; width < kCount; width *= 2) {
+    const float other_m = __shfl_xor_sync(~0u, m, width), other_l = __shfl_xor_sync(~0u, l, width);
+    const bool higher = (lane & width) != 0;
+    const MergeWeights w = MergeWeights::of(higher ? other_m : m, higher ? m : other_m, m);
+    l = w.merged(higher ? other_l : l, higher ? l : other_l);
+    if (lane % (2 * width) == width) kept = w;
+  }
+  return kept;
+}
+
 // Merges kCount states of every row, `stride` floats apart, along the tree, and stores the result. A warp takes a row
 // and needs nobody else. Lane k has m and l of state k % kCount; all lanes find m and l of the row together, and each
 // keeps the weights of the merge at which its state begins the higher side. Meanwhile the values are on their way, four
@@ -107,15 +123,7 @@ __device__ void merge_group(const AttentionParams& p, const WorkItem& item, cons
     };
     load(lane);
     float m = own.x, l = own.y;
-    MergeWeights kept{1.0f, 1.0f};
-#pragma unroll
-    for (int width = 1; width < kCount; width *= 2) {
-      const float other_m = __shfl_xor_sync(~0u, m, width), other_l = __shfl_xor_sync(~0u, l, width);
-      const bool higher = (lane & width) != 0;
-      const MergeWeights w = MergeWeights::of(higher ? other_m : m, higher ? m : other_m, m);
-      l = w.merged(higher ? other_l : l, higher ? l : other_l);
-      if (lane % (2 * width) == width) kept = w;
-    }
+    const MergeWeights kept = merge_sums<kCount>(lane, m, l);
 #pragma unroll 1
     for (int first = 0; first < units; first += 32) {
       if (first > 0) load(first + lane);
@@ -132,13 +140,60 @@ __device__ void merge_group(const AttentionParams& p, const WorkItem& item, cons
   }
 }
 
+// The same for twice kMergeAtOnce states of 64 columns: either half of a warp takes half of them.
+__device__ inline void merge_wide_group(const AttentionParams& p, const WorkItem& item, const float* states,
+                                        std::int64_t stride) {
+  constexpr int kDim = 64, kCount = kMergeAtOnce;
+  const int lane = static_cast<int>(threadIdx.x) % 32, unit = lane % 16;
+  const bool upper = lane >= 16;
+  for (int r = static_cast<int>(threadIdx.x) / 32; r < item.rows(); r += static_cast<int>(blockDim.x) / 32) {
+    const float* const row = states + r * row_state_floats(kDim);
+    const float* const from = row + (upper ? kCount * stride : 0) + unit * 4;
+    float m[2], l[2];
+    MergeWeights kept[2];
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const float2 own = __ldcg(reinterpret_cast<const float2*>(row + (side * kCount + lane) * stride + kDim));
+      m[side] = own.x;
+      l[side] = own.y;
+    }
+    float4 value[kCount];
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) value[k] = __ldcg(reinterpret_cast<const float4*>(from + k * stride));
+#pragma unroll
+    for (int side = 0; side < 2; ++side) kept[side] = merge_sums<kCount>(lane, m[side], l[side]);
+#pragma unroll
+    for (int width = 1; width < kCount; width *= 2) {
+#pragma unroll
+      for (int k = 0; k < kCount; k += 2 * width) {
+        MergeWeights w[2];
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          w[side] = {__shfl_sync(~0u, kept[side].lower, k + width), __shfl_sync(~0u, kept[side].higher, k + width)};
+        }
+        value[k] = (upper ? w[1] : w[0]).merged(value[k], value[k + width]);
+      }
+    }
+    const float4 others = make_float4(__shfl_xor_sync(~0u, value[0].x, 16), __shfl_xor_sync(~0u, value[0].y, 16),
+                                      __shfl_xor_sync(~0u, value[0].z, 16), __shfl_xor_sync(~0u, value[0].w, 16));
+    float top;
+    const MergeWeights w = MergeWeights::of(m[0], m[1], top);
+    if (!upper) {
+      store_result(p, item.node, global_row(p, item, r), unit * 4, top, w.merged(l[0], l[1]),
+                   w.merged(value[0], others));
+    }
+  }
+}
+
 // More states than are merged at once: pair by pair where they lie.
 __device__ __noinline__ inline void merge_pairs(float* states, std::int64_t stride, int count, int rows, int v_dim) {
   const auto lower = [&](int pair) { return states + pair * 2 * stride; };
   merge_blocks(count / 2, rows, v_dim, lower, [&](int pair) { return lower(pair) + stride; });
 }
 
-// Called by all threads of the block once item_states of this block's item is written.
+// Called by all threads of the block once item_states of this block's item is written. kWide: where there may be groups
+// for merge_wide_group, which takes more registers.
+template <bool kWide = false>
 __device__ inline void finish_item(const AttentionParams& p, const WorkItem& item) {
   std::int64_t stride = static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(p.v.dim);
   float* states = p.item_states + item.group_slot * stride;
@@ -158,6 +213,7 @@ __device__ inline void finish_item(const AttentionParams& p, const WorkItem& ite
     if (!__syncthreads_or(last)) return;
   }
   int count = item.group_items;
+  if (kWide && count == 2 * kMergeAtOnce) return merge_wide_group(p, item, states, stride);
   for (; count > kMergeAtOnce; count /= 2, stride *= 2) merge_pairs(states, stride, count, item.rows(), p.v.dim);
   switch (count) {
     case 1:

@@ -30,7 +30,8 @@ struct alignas(128) TensorMap {
   std::uint64_t words[16] = {};
 };
 
-// One block's work: some rows of one KV head of one sequence, over the leaves of one node of the tree.
+// One block's work: some rows of one KV head of one sequence, over the leaves of one node of the tree. Or of several
+// neighbouring KV heads, kv_head being the first of them.
 struct WorkItem {
   std::int32_t batch = 0;
   std::int32_t kv_head = 0;
@@ -60,7 +61,8 @@ struct WorkItem {
 // Items of the largest kind that a kernel can hold.
 struct ItemLimits {
   int rows = 16;
-  int levels = 4;  // log2 of the most leaves with keys
+  int levels = 4;    // log2 of the most leaves with keys
+  int kv_heads = 1;  // neighbours, with all of their query heads
 };
 
 // Prefill: rows of an item, the queries of one head.

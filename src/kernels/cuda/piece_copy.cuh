@@ -67,10 +67,20 @@ __device__ inline void prefetch_map(const TensorMap& map) {
 #endif
 }
 
-// A box of a tensor map, by one thread: 128 bytes, from `element` on, of each row of a head.
+// A box of a tensor map, by one thread: 128 bytes, from `element` on, of each row of a head. read_once: the L2 cache
+// may give its place to anything else.
 __device__ inline void start_box(std::uint32_t to, std::uint32_t barrier, const TensorMap& map, const MapPlace& place,
-                                 int head, int element) {
+                                 int head, int element, bool read_once = false) {
 #if __CUDA_ARCH__ >= 900
+  if (read_once) {
+    asm volatile(
+        "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%2, %3, %4, %5}], [%6], policy;\n}\n" ::"r"(to),
+        "l"(&map), "r"(element), "r"(head), "r"(place.row), "r"(place.outer), "r"(barrier)
+        : "memory");
+    return;
+  }
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
       "[%6];\n" ::"r"(to),
@@ -94,11 +104,12 @@ struct PieceCopy {
 
   // By one lane, for K and V each; keys around the piece may come with it.
   __device__ static void start_tensor(std::uint32_t to, std::uint32_t barrier, const TensorMap& map,
-                                      const RowSource& source, int head, int first) {
+                                      const RowSource& source, int head, int first, bool read_once) {
     const MapPlace place(source, first);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      start_box(to + part * kTile * kPitch, barrier, map, place, head, part * (kPitch / source.element_bytes));
+      start_box(to + part * kTile * kPitch, barrier, map, place, head, part * (kPitch / source.element_bytes),
+                read_once && kPitch == 128);  // of a shorter row, others want the rest of the line
     }
   }
   __device__ static void expect(std::uint32_t barrier, int bytes) {

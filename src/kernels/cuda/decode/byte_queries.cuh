@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // q as the other factor of 8-bit keys. A thread has, of every row lane / 4 (and that plus 8), four columns for each of
-// kSteps words of a key; which ones, its caller knows. `unit` is what a product is in units of.
+// kSteps words of a key; which ones, its caller knows. `unit` is what a product is in units of. Products are sums of
+// type Sum first, kParts tiles of them for every eight keys, which `finish` turns into floats.
 #pragma once
 
 #include "kernels/cuda/decode/byte_elements.cuh"
@@ -28,6 +29,8 @@ __device__ inline float largest_of(const float4& four) {
 // float16: for up to 8 rows two limbs, the lower one as rows 8 to 15 of the product; for up to 16 rows one.
 template <class Bytes, int kSteps, int kHalves>
 struct HalfQuery {
+  using Sum = float;
+  static constexpr int kParts = 1;
   std::uint32_t q[kSteps][4];
   float unit[kHalves];
 
@@ -55,27 +58,25 @@ struct HalfQuery {
     }
   }
 
-  // s[t] = q . k for every eight keys; of 8 rows, s[t][0] and s[t][1].
+  // sums = q . k for every eight keys.
   template <int kEights>
-  __device__ void multiply(float (&s)[kEights][4], const std::uint32_t (&keys)[kEights][kSteps]) const {
+  __device__ void multiply(Sum (&sums)[kEights][kParts][4], const std::uint32_t (&keys)[kEights][kSteps]) const {
 #pragma unroll
-    for (int t = 0; t < kEights; ++t) s[t][0] = s[t][1] = s[t][2] = s[t][3] = 0.0f;
+    for (int t = 0; t < kEights; ++t) sums[t][0][0] = sums[t][0][1] = sums[t][0][2] = sums[t][0][3] = 0.0f;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int t = 0; t < kEights; ++t) {
         std::uint32_t b[2];
         Bytes::widen(keys[t][step], b[0], b[1]);
-        multiply_add<__half>(s[t], q[step], b[0], b[1]);
+        multiply_add<__half>(sums[t][0], q[step], b[0], b[1]);
       }
     }
-    if constexpr (kHalves == 1) {
+  }
+  // Of 8 rows, s[0] and s[1] alone.
+  __device__ static void finish(float (&s)[4], const Sum (&sums)[kParts][4]) {
 #pragma unroll
-      for (int t = 0; t < kEights; ++t) {
-        s[t][0] += s[t][2];
-        s[t][1] += s[t][3];
-      }
-    }
+    for (int j = 0; j < 4; ++j) s[j] = kHalves == 1 && j < 2 ? sums[0][j] + sums[0][j + 2] : sums[0][j];
   }
 };
 
@@ -83,6 +84,8 @@ struct HalfQuery {
 // of the first product, the lowest those of a second.
 template <int kSteps>
 struct FixedQuery {
+  using Sum = int;
+  static constexpr int kParts = 2;
   static constexpr int kDoubles = (kSteps + 1) / 2;  // a product takes two words of a key
   std::uint32_t q[kDoubles][2][3];                   // word, byte: the highest first
   float unit[1];
@@ -117,8 +120,12 @@ struct FixedQuery {
   }
 
   template <int kEights>
-  __device__ void multiply(float (&s)[kEights][4], const std::uint32_t (&keys)[kEights][kSteps]) const {
-    int upper[kEights][4] = {}, lower[kEights][4] = {};
+  __device__ void multiply(Sum (&sums)[kEights][kParts][4], const std::uint32_t (&keys)[kEights][kSteps]) const {
+#pragma unroll
+    for (int t = 0; t < kEights; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4 * kParts; ++i) sums[t][i / 4][i % 4] = 0;
+    }
 #pragma unroll
     for (int i = 0; i < kDoubles; ++i) {
       const std::uint32_t a[4] = {q[i][0][0], q[i][0][1], q[i][1][0], q[i][1][1]};
@@ -126,17 +133,16 @@ struct FixedQuery {
 #pragma unroll
       for (int t = 0; t < kEights; ++t) {
         const std::uint32_t word = keys[t][2 * i], next = 2 * i + 1 < kSteps ? keys[t][(2 * i + 1) % kSteps] : 0;
-        multiply_add_bytes(upper[t], a, word, next);
-        multiply_add_bytes(lower[t], b, word, next);
+        multiply_add_bytes(sums[t][0], a, word, next);
+        multiply_add_bytes(sums[t][1], b, word, next);
       }
     }
+  }
+  __device__ static void finish(float (&s)[4], const Sum (&sums)[kParts][4]) {
 #pragma unroll
-    for (int t = 0; t < kEights; ++t) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float rest = static_cast<float>(upper[t][2 + j] * 256 + lower[t][j]);
-        s[t][j] = __fmaf_rn(static_cast<float>(upper[t][j]), 65536.0f, rest);
-      }
+    for (int j = 0; j < 2; ++j) {
+      const float rest = static_cast<float>(sums[0][2 + j] * 256 + sums[1][j]);
+      s[j] = __fmaf_rn(static_cast<float>(sums[0][j]), 65536.0f, rest);
     }
   }
 

@@ -22,6 +22,13 @@ bool queries_aligned(const AttentionParams& p, std::int64_t elements, std::int64
          p.q_batch_stride % elements == 0 && p.q_query_stride % elements == 0 && p.q_head_stride % elements == 0;
 }
 
+// Whether items take the KV heads two by two: they are short and lie side by side, and the tensor cores have rows to
+// spare. Nothing of this differs between the parts of a cache that is spread over ranks.
+bool heads_in_twos(const AttentionParams& p, int rows, int most_rows) {
+  return p.k.dim == 64 && p.k.head_stride == 64 && p.v.head_stride == 64 && p.kv_heads % 2 == 0 &&
+         2 * rows <= most_rows;
+}
+
 }  // namespace
 
 Launch find_decode_mma(const AttentionParams& p, int rows) {
@@ -34,8 +41,11 @@ Launch find_decode_mma(const AttentionParams& p, int rows) {
     const bool wide = p.q_dtype == DType::kFloat32;
     if (!queries_aligned(p, 4, wide ? 4 : 2)) return {};
     // A float32 is two limbs, and they take the room of the second 8 rows.
-    const int most = wide ? std::min(rows, 8) : rows;
-    return p.k.dtype == DType::kInt8 ? find_decode_int8(p.k.dim, most) : find_decode_fp8(p.k.dim, most);
+    const int most = wide ? 8 : 16;
+    const bool two_heads = heads_in_twos(p, rows, most);
+    const int taken = two_heads ? 2 * rows : std::min(rows, most);
+    return p.k.dtype == DType::kInt8 ? find_decode_int8(p.k.dim, taken, two_heads)
+                                     : find_decode_fp8(p.k.dim, taken, two_heads);
   }
   if (p.k.dtype != p.q_dtype || !queries_aligned(p, 2, 2)) return {};
   if (p.q_dtype == DType::kBFloat16) return find_decode_bf16(p.k.dim, rows);

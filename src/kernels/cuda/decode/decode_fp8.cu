@@ -3,6 +3,6 @@
 
 namespace treeattn::kernels::cuda {
 
-Launch find_decode_fp8(int dim, int rows) { return decode_mma8_launch<Fp8Bytes>(dim, rows); }
+Launch find_decode_fp8(int dim, int rows, bool two_heads) { return decode_mma8_launch<Fp8Bytes>(dim, rows, two_heads); }
 
 }  // namespace treeattn::kernels::cuda

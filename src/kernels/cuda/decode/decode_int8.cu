@@ -3,6 +3,8 @@
 
 namespace treeattn::kernels::cuda {
 
-Launch find_decode_int8(int dim, int rows) { return decode_mma8_launch<Int8Bytes>(dim, rows); }
+Launch find_decode_int8(int dim, int rows, bool two_heads) {
+  return decode_mma8_launch<Int8Bytes>(dim, rows, two_heads);
+}
 
 }  // namespace treeattn::kernels::cuda

@@ -126,7 +126,7 @@ __device__ inline void multiply_columns(float (&o)[kSteps][4], float of_row, int
 template <class T, int kColumns, int kHalves>
 class MmaWarp {
  public:
-  static constexpr int kDim = kColumns, kRows = 8 * kHalves, kTile = kMmaTile, kElementBytes = 2;
+  static constexpr int kDim = kColumns, kRows = 8 * kHalves, kHeads = 1, kTile = kMmaTile, kElementBytes = 2;
   static constexpr const char* kName = "mma";
   static constexpr bool kBoundByMemory = true;
   using Copy = PieceCopy<2 * kDim, kMmaTile>;
@@ -333,8 +333,9 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
       if (lane == 0) {
         notes[stage] = piece;
         Copy::expect(barrier, Layout::kPieceBytes);
-        Copy::start_tensor(to, barrier, p.k_map, k_rows, item.kv_head, piece.first);
-        Copy::start_tensor(to + Copy::kBytes, barrier, p.v_map, v_rows, item.kv_head, piece.first);
+        Copy::start_tensor(to, barrier, p.k_map, k_rows, item.kv_head / Warp::kHeads, piece.first, scales.any());
+        Copy::start_tensor(to + Copy::kBytes, barrier, p.v_map, v_rows, item.kv_head / Warp::kHeads, piece.first,
+                           scales.any());
       }
     } else {
       if (lane == 0) notes[stage] = piece;
@@ -388,7 +389,7 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   float* to = p.item_states + slot * (static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(kDim));
   const bool finite = merger.store_root(to);
   if (__syncthreads_or(!finite)) redo_item(p, to, reinterpret_cast<float*>(memory));
-  finish_item(p, item);
+  finish_item<Warp::kHeads == 2>(p, item);
 }
 
 // levels: log2 of the most leaves with keys of an item. States that wait for others take shared memory: the more rows,
@@ -397,8 +398,8 @@ template <class Warp, int kStages, int kBlocks = 2>
 Launch decode_mma_launch(int rows, int levels) {
   using Layout = MmaLayout<Warp, kStages>;
   const std::size_t bytes = Layout::shared_bytes(rows, levels);
-  Launch launch{
-      decode_mma_kernel<Warp, kStages, kBlocks>, kMmaThreads, bytes, Warp::kName, {Warp::kRows, levels}, Warp::kTile};
+  Launch launch{decode_mma_kernel<Warp, kStages, kBlocks>, kMmaThreads, bytes, Warp::kName,
+                {Warp::kRows, levels, Warp::kHeads},       Warp::kTile};
   launch.ring_bytes = Warp::kBoundByMemory ? Layout::kNotes : 0;
   launch.waits = true;
   return launch;

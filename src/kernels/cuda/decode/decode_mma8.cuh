@@ -6,6 +6,10 @@
 //
 // Columns are summed over, so their order is free as long as both factors have the same: a thread loads up to 16
 // consecutive bytes of a key and they serve several products. Likewise the columns of o, which `store` puts in order.
+//
+// Heads of 64 columns that lie side by side are taken two at a time: rows of 128 bytes come from memory faster than
+// rows of 64. A row is multiplied with the keys and values of both heads, and of the products its own are selected. The
+// tensor cores work no longer for that: the rows of the other head would be empty.
 #pragma once
 
 #include <type_traits>
@@ -31,19 +35,22 @@ __device__ inline float4 four_elements<float>(const std::byte* from) {
 }
 
 // One warp's part of a leaf. kHalves: 1 for up to 8 rows, 2 for up to 16 and queries that one limb holds. A thread has
-// the logits of rows lane / 4 (and that plus 8), and of o^T the columns of rows lane % 4 * 2 and one more.
-template <class Bytes, int kColumns, int kHalves>
+// the logits of rows lane / 4 (and that plus 8), and of o^T the columns of rows lane % 4 * 2 and one more. kKvHeads:
+// KV heads of an item, side by side, 1 or 2.
+template <class Bytes, int kColumns, int kHalves, int kKvHeads = 1>
 class Mma8Warp {
  public:
-  static constexpr int kDim = kColumns, kRows = 8 * kHalves, kElementBytes = 1;
-  static constexpr int kTile = kDim <= 64 ? 64 : kDim <= 128 ? 32 : 16;  // as many keys as make 8 KiB of K and V
+  static constexpr int kDim = kColumns, kRows = 8 * kHalves, kHeads = kKvHeads, kElementBytes = 1;
+  static constexpr int kWidth = kHeads * kDim;                               // columns of a row of the piece
+  static constexpr int kTile = kWidth <= 64 ? 64 : kWidth <= 128 ? 32 : 16;  // as many keys as make 8 KiB of K and V
   static constexpr const char* kName = "mma8";
   static constexpr bool kBoundByMemory = false;  // conversions and scales keep it busy as well
-  using Copy = PieceCopy<kDim, kTile>;
-  using Scales = PieceScales<kTile>;
+  using Copy = PieceCopy<kWidth, kTile>;
+  using Scales = PieceScales<kTile, kHeads>;
 
   __device__ Mma8Warp(const AttentionParams& params, const WorkItem& work, int lane_number)
       : p(params), item(work), lane(lane_number) {
+    if (kHeads == 2) rows_of_second = __ballot_sync(~0u, lane % item.heads >= p.heads_per_kv);
 #pragma unroll
     for (int i = 0; i < kKeyLoads; ++i) key_offset[i] = byte_offset(lane / 4, key_byte(i));
 #pragma unroll
@@ -92,16 +99,17 @@ class Mma8Warp {
     const bool plain = whole && p.softcap == 0 && p.alibi_slopes == nullptr;
 #pragma unroll
     for (int t = 0; t < kEights; ++t) {
-      const float2 of_key = scale_pair(scales, t);
+      float2 of_key[kHalves];
+      load_scales(of_key, scales, t);
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
         const float of_row = plain ? logit_unit[half] : q.unit[half];
-        s[t][2 * half] = s[t][2 * half] * of_row * of_key.x;
-        s[t][2 * half + 1] = s[t][2 * half + 1] * of_row * of_key.y;
+        s[t][2 * half] = s[t][2 * half] * of_row * of_key[half].x;
+        s[t][2 * half + 1] = s[t][2 * half + 1] * of_row * of_key[half].y;
       }
     }
     if (!plain) special_logits<kHalves>(p, item, lane, s, piece, whole);
-    weigh(s, scales + kTile * 4);
+    weigh(s, scales + Scales::kCount * 4);
     add_values(s, address + Copy::kBytes);
   }
 
@@ -116,34 +124,40 @@ class Mma8Warp {
       for (int j = 0; j < 2; ++j) {
         const int column_row = lane % 4 * 2 + j + 8 * half;
         if (column_row >= rows) continue;
-        float* to = state + column_row * kPitch + lane / 4 * kValueBytes;
+        float* to = state + column_row * kPitch;
 #pragma unroll
         for (int n = 0; n < kSteps; ++n) {
-          const int column = 2 * n / kValueBytes * 8 * kValueBytes + 2 * n % kValueBytes;
-          *reinterpret_cast<float2*>(to + column) = make_float2(o[half][n][j], o[half][n][j + 2]);
+          const int column = (2 * n / kValueBytes * 8 + lane / 4) * kValueBytes + 2 * n % kValueBytes;
+          if (kHeads == 2 && column / kDim != head_of_row(column_row)) continue;
+          *reinterpret_cast<float2*>(to + column % kDim) = make_float2(o[half][n][j], o[half][n][j + 2]);
         }
       }
     }
   }
 
  private:
-  static constexpr int kSteps = kDim / 16;
-  using Query = std::conditional_t<std::is_same_v<Bytes, Int8Bytes> && kHalves == 1, FixedQuery<kSteps>,
-                                   HalfQuery<Bytes, kSteps, kHalves>>;
+  static constexpr int kKeySteps = kDim / 16, kSteps = kWidth / 16;
+  using Query = std::conditional_t<std::is_same_v<Bytes, Int8Bytes> && kHalves == 1, FixedQuery<kKeySteps>,
+                                   HalfQuery<Bytes, kKeySteps, kHalves>>;
   static constexpr int kEights = kTile / 8;
   static constexpr int kKeyBytes = load_bytes(kDim / 4);  // of one load of a key; four threads share a key
   static constexpr int kKeyWords = kKeyBytes / 4;
-  static constexpr int kKeyLoads = kDim / 4 / kKeyBytes;
-  static constexpr int kValueBytes = load_bytes(kDim / 8);  // likewise; eight threads share a value
-  static constexpr int kValueLoads = kDim / 8 / kValueBytes;
+  static constexpr int kKeyLoads = kWidth / 4 / kKeyBytes, kHeadLoads = kKeyLoads / kHeads;
+  static constexpr int kValueBytes = load_bytes(kWidth / 8);  // likewise; eight threads share a value
+  static constexpr int kValueLoads = kWidth / 8 / kValueBytes;
   static constexpr int kEightRows = 8 * Copy::kPitch;  // bytes
+  static_assert(kHeads == 1 || kWidth == 128);
 
   // Which byte of a key this thread's load i begins with. Two consecutive units of 16 bytes belong to one thread: so
-  // two keys whose first unit is loaded at the same time lie in different banks.
+  // two keys whose first unit is loaded at the same time lie in different banks. Of two heads, which share a line of
+  // 128 bytes, odd keys begin with the second for the same reason.
   __device__ int key_byte(int i) const {
-    constexpr int kRun = kKeyBytes == 16 && kKeyLoads > 1 ? 2 : 1;
-    return (i / kRun * 4 * kRun + lane % 4 * kRun + i % kRun) * kKeyBytes;
+    constexpr int kRun = kKeyBytes == 16 && kHeadLoads > 1 ? 2 : 1;
+    const int head = i / kHeadLoads ^ (kHeads == 2 ? lane / 4 % 2 : 0), load = i % kHeadLoads;
+    return head * kDim + (load / kRun * 4 * kRun + lane % 4 * kRun + load % kRun) * kKeyBytes;
   }
+  // Which of two heads a row of the item belongs to.
+  __device__ int head_of_row(int row) const { return static_cast<int>(rows_of_second >> row & 1); }
   // Where a byte of a row lies.
   __device__ static std::uint32_t byte_offset(int row, int byte) { return Copy::offset(row, byte / 16) + byte % 16; }
 
@@ -151,32 +165,60 @@ class Mma8Warp {
   template <class T>
   __device__ void load_query(int half, const std::byte* from) {
     q.load(half, [&](int step) {
-      const int column = key_byte(step / kKeyWords) + step % kKeyWords * 4;
+      const int column = key_byte(step / kKeyWords) % kDim + step % kKeyWords * 4;
       return four_elements<T>(from + column * static_cast<int>(sizeof(T)));
     });
   }
 
   // s = q K^T.
   __device__ void multiply_keys(float (&s)[kEights][4], std::uint32_t address) const {
-    std::uint32_t keys[kEights][kSteps];
+    using Sum = typename Query::Sum;
+    Sum sums[kHeads][kEights][Query::kParts][4];
 #pragma unroll
-    for (int i = 0; i < kKeyLoads; ++i) {
+    for (int first = 0; first < kHeads; ++first) {
+      std::uint32_t keys[kEights][kKeySteps];
 #pragma unroll
-      for (int t = 0; t < kEights; ++t) {
-        std::uint32_t words[kKeyWords];
-        load_shared<kKeyBytes>(words, address + t * kEightRows + key_offset[i]);
+      for (int i = 0; i < kHeadLoads; ++i) {
 #pragma unroll
-        for (int j = 0; j < kKeyWords; ++j) keys[t][i * kKeyWords + j] = words[j];
+        for (int t = 0; t < kEights; ++t) {
+          std::uint32_t words[kKeyWords];
+          load_shared<kKeyBytes>(words, address + t * kEightRows + key_offset[first * kHeadLoads + i]);
+#pragma unroll
+          for (int j = 0; j < kKeyWords; ++j) keys[t][i * kKeyWords + j] = words[j];
+        }
       }
+      q.multiply(sums[first], keys);
     }
-    q.multiply(s, keys);
+#pragma unroll
+    for (int t = 0; t < kEights; ++t) {
+      if constexpr (kHeads == 2) select_heads(sums[0][t], sums[1][t]);
+      Query::finish(s[t], sums[0][t]);
+    }
   }
 
-  // The scales of the two keys of this thread among eight.
-  __device__ float2 scale_pair(std::uint32_t scales, int eight) const {
-    std::uint32_t pair[2];
-    load_shared<8>(pair, scales + eight * 32 + lane % 4 * 8);
-    return make_float2(__uint_as_float(pair[0]), __uint_as_float(pair[1]));
+  // sums becomes what is of the row's own head. The second of a thread's two keys is an odd one: see key_byte.
+  template <class Sum, int kParts>
+  __device__ void select_heads(Sum (&sums)[kParts][4], const Sum (&others)[kParts][4]) const {
+#pragma unroll
+    for (int i = 0; i < 4 * kParts; ++i) {
+      const int own = head_of_row(lane / 4 + (kHalves == 2 ? i / 2 % 2 * 8 : 0));
+      if (own != i % 2) sums[i / 4][i % 4] = others[i / 4][i % 4];
+    }
+  }
+
+  // The scales of the two keys of this thread among eight, for its rows.
+  __device__ void load_scales(float2 (&of)[kHalves], std::uint32_t scales, int eight) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      if (kHeads == 1 && half > 0) {
+        of[half] = of[0];
+        continue;
+      }
+      std::uint32_t pair[2];
+      const int head = kHeads == 1 ? 0 : head_of_row(lane / 4 + 8 * half);
+      load_shared<8>(pair, scales + Scales::offset(eight, head) + lane % 4 * 8);
+      of[half] = make_float2(__uint_as_float(pair[0]), __uint_as_float(pair[1]));
+    }
   }
 
   // Logits become weights times value scales, in units of 1 / unit; m, l and o move to the new maximum, and o to the
@@ -190,11 +232,12 @@ class Mma8Warp {
     }
 #pragma unroll
     for (int t = 0; t < kEights; ++t) {
-      const float2 of_value = scale_pair(value_scales, t);
+      float2 of_value[kHalves];
+      load_scales(of_value, value_scales, t);
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        s[t][2 * half] *= of_value.x;
-        s[t][2 * half + 1] *= of_value.y;
+        s[t][2 * half] *= of_value[half].x;
+        s[t][2 * half + 1] *= of_value[half].y;
         top[half] = fmaxf(top[half], fmaxf(fabsf(s[t][2 * half]), fabsf(s[t][2 * half + 1])));
       }
     }
@@ -289,31 +332,28 @@ class Mma8Warp {
   std::uint32_t value_offset[kValueLoads][2];  // of two values
   Query q;
   float logit_unit[kHalves];     // a product of q is in units of that, once it is a logit
-  float o[kHalves][kSteps][4];   // times unit
+  unsigned rows_of_second = 0;   // a bit for each row: of the second of two heads
+  float o[kHalves][kSteps][4];   // times unit; of two heads, those of the other are not used
   float m[kHalves], l[kHalves];  // l: this thread's keys only
   float largest[kHalves];        // of the weights times value scales so far, relative to m
   float unit[kHalves];           // a power of two; largest * unit lies in [1, 2^15]
 };
 
 // The kernel for head dim kDim and items of at most `rows` rows.
-template <class Bytes, int kDim>
+template <class Bytes, int kDim, int kHeads = 1>
 Launch decode_mma8_launch(int rows) {
   const int levels = rows <= 2 ? 4 : rows <= 8 ? 3 : 2;
-  using Few = Mma8Warp<Bytes, kDim, 1>;
-  // Three pieces of every warp on their way where two blocks of that fit into a multiprocessor of Hopper, else two.
-  constexpr std::size_t kHalfShared = (228 / 2 - 1) << 10;
-  if (rows <= 4 && MmaLayout<Few, 3>::shared_bytes(rows, levels) <= kHalfShared) {
-    return decode_mma_launch<Few, 3>(rows, levels);
-  }
+  constexpr int kStages = 2;  // 64 KiB on their way to a block
   if constexpr (kDim <= 128) {
-    if (rows > 8) return decode_mma_launch<Mma8Warp<Bytes, kDim, 2>, 2>(std::min(rows, 16), levels);
+    if (rows > 8) return decode_mma_launch<Mma8Warp<Bytes, kDim, 2, kHeads>, kStages>(std::min(rows, 16), levels);
   }
-  return decode_mma_launch<Few, 2>(std::min(rows, 8), levels);
+  return decode_mma_launch<Mma8Warp<Bytes, kDim, 1, kHeads>, kStages>(std::min(rows, 8), levels);
 }
 
 // The same for any head dim; kernel is null where there is none. Each type is compiled in a file of its own.
 template <class Bytes>
-Launch decode_mma8_launch(int dim, int rows) {
+Launch decode_mma8_launch(int dim, int rows, bool two_heads) {
+  if (two_heads) return decode_mma8_launch<Bytes, 64, 2>(rows);
   return for_head_dim(dim, [&](auto fixed) { return decode_mma8_launch<Bytes, fixed.value>(rows); });
 }
 

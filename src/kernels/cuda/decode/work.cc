@@ -8,18 +8,19 @@ namespace treeattn::kernels::cuda {
 namespace {
 
 // Rows of an item: some queries with all heads of a group, or, where a group has too many heads, one query with some.
+// The groups of KV heads that share an item are one.
 struct RowTile {
+  std::int64_t group;
   std::int64_t queries = 1;
   std::int64_t heads = 1;
 
-  RowTile(const Problem& problem, int most_rows) {
-    const std::int64_t group = problem.group();
-    heads = std::min<std::int64_t>(group, most_rows);
-    if (group <= most_rows) queries = std::clamp<std::int64_t>(most_rows / group, 1, problem.q.queries);
+  RowTile(const Problem& problem, const ItemLimits& limits) : group(limits.kv_heads * problem.group()) {
+    heads = std::min<std::int64_t>(group, limits.rows);
+    if (group <= limits.rows) queries = std::clamp<std::int64_t>(limits.rows / group, 1, problem.q.queries);
   }
-  // How many of them a KV head of a sequence has.
+  // How many of them a group of a sequence has.
   std::int64_t count(const Problem& problem) const {
-    return ((problem.q.queries + queries - 1) / queries) * ((problem.group() + heads - 1) / heads);
+    return ((problem.q.queries + queries - 1) / queries) * ((group + heads - 1) / heads);
   }
 };
 
@@ -57,10 +58,12 @@ class Share {
   std::int64_t chunks(int part, int parts) const { return between(chunks_before_, part, parts); }
 
   // Into how many parts, a power of two: no part longer than `most_chunks`, if there is no other reason against it; no
-  // part with more than `most_leaves` leaves that have keys; hardly any without.
-  int parts(std::int64_t most_chunks, int most_leaves) const {
+  // part with more leaves that have keys than the limit; hardly any without.
+  int parts(std::int64_t most_chunks, const ItemLimits& limits) const {
     int parts = 1;
-    const int most_parts = std::min({leaves(), used(), kMergeAtOnce});
+    const int most_leaves = 1 << limits.levels;
+    // Items of several heads are fewer.
+    const int most_parts = std::min({leaves(), used(), limits.kv_heads * kMergeAtOnce});
     while (2 * parts <= most_parts && largest(chunks_before_, parts) > most_chunks) parts *= 2;
     while (largest(used_before_, parts) > most_leaves) parts *= 2;
     return parts;
@@ -89,8 +92,10 @@ class Share {
 // many more there are; it is not when the last round has fewer items than that. And in the last round those that happen
 // to be faster, by about a tenth, wait for the others. Where every block counts, one round is best: nothing goes on
 // while a block begins or ends.
-std::int64_t best_length(const std::vector<Share>& shares, std::int64_t copies, int most_leaves, int slots, int busy) {
-  constexpr double kPerItem = 0.1;  // what beginning and ending an item costs, in chunks
+std::int64_t best_length(const std::vector<Share>& shares, std::int64_t copies, const ItemLimits& limits, int slots,
+                         int busy) {
+  constexpr double kPerItem = 0.1;   // what beginning and ending an item costs, in chunks
+  constexpr double kMoreMerges = 1;  // what merging more than kMergeAtOnce items costs
   constexpr double kUneven = 0.1;
   std::int64_t longest = 1;
   for (const Share& share : shares) longest = std::max(longest, share.longest(1));
@@ -99,9 +104,11 @@ std::int64_t best_length(const std::vector<Share>& shares, std::int64_t copies, 
   for (std::int64_t length = 1; length < 2 * longest; length *= 2) {
     double total = 0;
     std::int64_t items = 0, most = 0;
+    int most_parts = 0;
     for (const Share& share : shares) {
-      const int parts = share.parts(length, most_leaves);
+      const int parts = share.parts(length, limits);
       items += parts;
+      most_parts = std::max(most_parts, parts);
       total += static_cast<double>(share.chunks(0, 1)) + kPerItem * parts;
       most = std::max(most, share.longest(parts));
     }
@@ -109,7 +116,8 @@ std::int64_t best_length(const std::vector<Share>& shares, std::int64_t copies, 
     double waiting = kUneven * slots / busy;
     if (busy == slots) waiting = items * copies > slots ? 0.5 : 0.0;
     if (last_round > 0 && last_round < busy) waiting += 1.0 - static_cast<double>(last_round) / busy;
-    const double time = total * static_cast<double>(copies) / busy + waiting * static_cast<double>(most);
+    const double time = total * static_cast<double>(copies) / busy + waiting * static_cast<double>(most) +
+                        (most_parts > kMergeAtOnce ? kMoreMerges : 0);
     if (time <= best_time) {
       best = length;
       best_time = time;
@@ -121,22 +129,21 @@ std::int64_t best_length(const std::vector<Share>& shares, std::int64_t copies, 
 }  // namespace
 
 Work split_work(const Problem& problem, ItemLimits limits, int slots, int busy) {
-  const RowTile tile(problem, limits.rows);
-  const std::int64_t group = problem.group();
+  const RowTile tile(problem, limits);
   std::vector<Share> shares;
   for (std::size_t n = 0; n < problem.nodes.size(); ++n) {
     for (std::int64_t b = 0; b < problem.q.batch; ++b) shares.emplace_back(problem, b, static_cast<int>(n));
   }
-  const int most_leaves = 1 << limits.levels;
-  const std::int64_t length = best_length(shares, problem.k.kv_heads * tile.count(problem), most_leaves, slots, busy);
+  const std::int64_t groups = problem.k.kv_heads / limits.kv_heads;
+  const std::int64_t length = best_length(shares, groups * tile.count(problem), limits, slots, busy);
 
   Work work;
   for (const Share& share : shares) {
-    const int parts = share.parts(length, most_leaves);
+    const int parts = share.parts(length, limits);
     const int width = share.leaves() / parts;
     for (std::int64_t q = 0; q < problem.q.queries; q += tile.queries) {
-      for (std::int64_t h0 = 0; h0 < group; h0 += tile.heads) {
-        for (std::int64_t h = 0; h < problem.k.kv_heads; ++h) {
+      for (std::int64_t h0 = 0; h0 < tile.group; h0 += tile.heads) {
+        for (std::int64_t h = 0; h < problem.k.kv_heads; h += limits.kv_heads) {
           const auto slot = static_cast<std::int32_t>(work.items.size());
           for (int part = 0; part < parts; ++part) {
             WorkItem item;
@@ -145,7 +152,7 @@ Work split_work(const Problem& problem, ItemLimits limits, int slots, int busy) 
             item.query0 = static_cast<std::int32_t>(q);
             item.queries = static_cast<std::int32_t>(std::min(tile.queries, problem.q.queries - q));
             item.head0 = static_cast<std::int32_t>(h0);
-            item.heads = static_cast<std::int32_t>(std::min(tile.heads, group - h0));
+            item.heads = static_cast<std::int32_t>(std::min(tile.heads, tile.group - h0));
             item.first_leaf = share.first_leaf() + part * width;
             item.leaves = width;
             item.chunks = static_cast<std::int32_t>(std::min<std::int64_t>(share.chunks(part, parts), 1 << 30));
