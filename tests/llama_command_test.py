@@ -161,6 +161,15 @@ def check_bench(model):
     assert lines[2]["digest"] == lines[3]["digest"]
     table = treeattn("bench", "llama", "--model", model, "--tokens", "70", "--runs", 1, *ORDER).stdout.decode()
     assert "total s" in table and "ring" in table, table
+    done = treeattn("bench", "llama", "--model", model, "--steps", "--tokens", "0,200", "--batch", "1,2", "--new-tokens",
+                    4, "--json", *ORDER)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    steps = [line for line in lines if line["what"] == "step"]
+    assert [(line["batch"], line["tokens"]) for line in steps] == [(1, 0), (1, 200), (2, 0), (2, 200)], lines
+    assert all(abs(line["of_limit"] * line["ms"] - line["limit_ms"]) < 1e-6 and line["ms"] > 0 for line in lines), lines
+    assert steps[1]["limit_ms"] * steps[1]["read_gb_s"] > steps[0]["limit_ms"] * steps[0]["read_gb_s"], steps
+    refused("--steps with --ranks 2", "bench", "llama", "--model", model, "--steps", "--ranks", 2)
+    refused("only with --steps", "bench", "llama", "--model", model, "--batch", 2)
 
 
 with tempfile.TemporaryDirectory() as name:

@@ -16,7 +16,7 @@
 #include "allocation_counter.h"
 #include "base/check.h"
 #include "base/read_bandwidth.h"
-#include "bench_llama_gpu.h"
+#include "bench_llama_steps.h"
 #include "command.h"
 #include "model/memory_need.h"
 #include "model/session.h"
@@ -33,6 +33,7 @@ namespace {
 struct BenchLlamaOptions {
   ModelOptions model;
   std::string tokens, new_tokens, runs, batch;
+  bool steps = false;
   bool quick = false;
   bool json = false;
 };
@@ -259,13 +260,16 @@ int check(const std::vector<Line>& lines) {
   return code;
 }
 
-GpuBench gpu_bench(const BenchLlamaOptions& options, ModelPlan plan) {
-  GpuBench bench{std::move(plan), {}, {}};
+StepsBench steps_bench(const BenchLlamaOptions& options, ModelPlan plan) {
+  StepsBench bench{std::move(plan), {}, {}};
+  const bool on_gpu = bench.plan.gpu != ModelPlan::kCpu;
   const std::int64_t context = bench.plan.model.config.context;
-  for (const std::string& text : split_list(options.tokens.empty() ? "0,32k,128k" : options.tokens)) {
+  for (const std::string& text : split_list(!options.tokens.empty() ? options.tokens
+                                            : on_gpu                ? "0,32k,128k"
+                                                                    : "0,4k,32k")) {
     bench.tokens.push_back(parse_count("--tokens", text, 0, context));
   }
-  for (const std::string& text : split_list(options.batch.empty() ? "1,16" : options.batch)) {
+  for (const std::string& text : split_list(!options.batch.empty() ? options.batch : on_gpu ? "1,16" : "1")) {
     bench.batches.push_back(parse_count("--batch", text, 1, 1024));
   }
   bench.new_tokens = options.new_tokens.empty() ? 64 : parse_count("--new-tokens", options.new_tokens, 4, context / 2);
@@ -275,10 +279,13 @@ GpuBench gpu_bench(const BenchLlamaOptions& options, ModelPlan plan) {
 }
 
 int run(const BenchLlamaOptions& options) {
-  if (ModelPlan plan = make_model_plan(options.model); plan.gpu != ModelPlan::kCpu && plan.rank_count <= 1) {
-    return bench_llama_on_gpu(gpu_bench(options, std::move(plan)));
+  if (ModelPlan plan = make_model_plan(options.model);
+      options.steps || (plan.gpu != ModelPlan::kCpu && plan.rank_count <= 1)) {
+    base::require(plan.rank_count <= 1, "--steps with --ranks {}; accepted: 1", plan.rank_count);
+    base::require(options.runs.empty(), "--runs is {}; accepted: only without --steps", options.runs);
+    return bench_llama_steps(steps_bench(options, std::move(plan)));
   }
-  base::require(options.batch.empty(), "--batch is {}; accepted: only with one rank on a GPU", options.batch);
+  base::require(options.batch.empty(), "--batch is {}; accepted: only with --steps", options.batch);
   const Setup setup = make_setup(options);
   const std::int64_t longest = *std::max_element(setup.tokens.begin(), setup.tokens.end()) + setup.new_tokens;
   return run_model(setup.plan, longest, [&](const ModelRank& rank) {
@@ -302,14 +309,16 @@ constexpr char kFooter[] = R"(Columns:
   peak      bytes the largest rank holds beside the weights; formula: what the command allows for before it begins
   sent      bytes a rank sends for the whole text
 
-On one GPU (--device cuda) instead: decode steps after texts of so many tokens (0,32k,128k), for batches of --batch
-(1,16), against the time of reading the weights and the cache once at the bandwidth measured in the run; the matrices of
-a layer by themselves; and a prompt of 8k against the rate of cuBLASLt.
+With --steps, and always with one rank on a GPU: decode steps after texts of --tokens tokens (0,4k,32k; on a GPU
+0,32k,128k), whose keys are random numbers, for batches of --batch (1; on a GPU 1,16), against the time of reading the
+weights and the cache once at the bandwidth measured in the run; the matrices of a layer by themselves; and, on a GPU, a
+prompt of 8k against the rate of cuBLASLt.
 
 Examples:
   treeattn bench llama --random-weights llama-3.2-1b --quick
   treeattn bench llama --model Llama-3.2-1B --ranks 2 --tokens 1k,4k --strategy merge,ring --runs 5
   mpirun -n 4 treeattn bench llama --random-weights llama-3.1-8b --weights int8 --tokens 32k --json
+  treeattn bench llama --random-weights llama-3.2-1b --steps --tokens 0,4k,32k
   treeattn bench llama --random-weights llama-3.1-8b --device cuda)";
 
 }  // namespace
@@ -321,9 +330,10 @@ Command add_bench_llama(CLI::App& parent) {
   options->model.add_to(*app, true);
   app->add_option("--tokens", options->tokens, "Lengths of the prompt (default 512,1k,2k,4k)")->type_name("LIST");
   app->add_option("--new-tokens", options->new_tokens, "Tokens after it (default 10)")->type_name("N");
-  app->add_option("--batch", options->batch, "On one GPU: sequences decoded together (default 1,16)")
+  app->add_option("--batch", options->batch, "With --steps: sequences decoded together (default 1; on a GPU 1,16)")
       ->type_name("LIST");
   app->add_option("--runs", options->runs, "Runs that count (default 10, as in the paper)")->type_name("N");
+  app->add_flag("--steps", options->steps, "Decode steps alone, after texts that are not computed; one rank");
   app->add_flag("--quick", options->quick, "256 and 512 tokens and two runs, unless asked for others");
   app->add_flag("--json", options->json, "One JSON object a line; docs/cli.md explains the keys");
   app->footer(kFooter);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bench_llama_gpu.h"
+#include "bench_llama_steps.h"
 
 #include <fmt/format.h>
 
@@ -7,13 +7,17 @@
 #include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
+#include "base/check.h"
+#include "base/read_bandwidth.h"
 #include "command.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "model/activations.h"
 #include "model/llama.h"
 #include "model_run.h"
+#include "progress.h"
 #include "table.h"
 
 namespace treeattn::tools {
@@ -29,37 +33,53 @@ double median(std::vector<double> values) {
 }
 
 // What was measured, and what it is measured against: bytes and bandwidth, or operations and their rate.
-struct GpuLine {
+struct StepsLine {
   std::string what;
   std::int64_t tokens = 0, batch = 0;
   double seconds = 0, limit_seconds = 0;
+  double read_gb_s = 0;  // a plain read, measured before it
   double ratio() const { return limit_seconds / seconds; }
 };
 
-class GpuRun {
+class StepsRun {
  public:
-  GpuRun(const GpuBench& bench, const ModelRank& rank)
-      : bench_(bench), rank_(rank), config_(bench.plan.model.config), device_(rank.ops.gpu()) {}
+  StepsRun(const StepsBench& bench, const ModelRank& rank)
+      : bench_(bench), rank_(rank), config_(bench.plan.model.config) {
+    if (rank.ops.gpu() >= 0) device_.emplace(rank.ops.gpu());
+  }
 
-  std::vector<GpuLine> run() {
-    read_ = device_.read_bandwidth(std::size_t{2} << 30);
-    for (const std::int64_t batch : bench_.batches) measure_parts(batch);
+  std::vector<StepsLine> run() {
+    Progress progress("measuring", bench_.batches.size() * (1 + bench_.tokens.size()));
+    read_ = read_bandwidth();
     for (const std::int64_t batch : bench_.batches) {
-      for (const std::int64_t tokens : bench_.tokens) measure_steps(batch, tokens);
+      progress.step("the matrices of a layer");
+      measure_parts(batch);
     }
-    if (bench_.prefill > 0) measure_prefill();
+    for (const std::int64_t batch : bench_.batches) {
+      for (const std::int64_t tokens : bench_.tokens) {
+        progress.step(fmt::format("{} tokens", tokens));
+        if (!device_) read_ = read_bandwidth();  // a CPU's falls and rises with its clock
+        measure_steps(batch, tokens);
+      }
+    }
+    if (device_ && bench_.prefill > 0) measure_prefill();
     return std::move(lines_);
   }
 
-  double read_gb_s() const { return read_; }
   double product_tflops() const { return product_; }
 
  private:
   void add(std::string what, std::int64_t tokens, std::int64_t batch, double seconds, double limit) {
-    lines_.push_back({std::move(what), tokens, batch, seconds, limit});
+    lines_.push_back({std::move(what), tokens, batch, seconds, limit, read_});
   }
 
-  // Waits until the GPU has done its work.
+  double read_bandwidth() {
+    if (device_) return device_->read_bandwidth(std::size_t{2} << 30);
+    ThreadPool all(ThreadPool::available_cores());
+    return base::read_bandwidth(all, std::size_t{256} << 20, 5);
+  }
+
+  // Waits until a GPU has done its work.
   void finish() {
     float ignored = 0;
     rank_.ops.to_host(&ignored, rank_.model.weights->final_norm(), sizeof ignored);
@@ -139,7 +159,7 @@ class GpuRun {
 
   // The matrices of a prompt alone, and all of it.
   void measure_prefill() {
-    product_ = device_.product_rate(8192);
+    product_ = device_->product_rate(8192);
     const std::int64_t rows = bench_.prefill;
     kernels::ModelOps& ops = rank_.ops;
     const double flops = 2.0 * static_cast<double>(rows) *
@@ -176,15 +196,15 @@ class GpuRun {
     add("prompt", rows, 1, best, (flops + attention) / product_ * 1e-12);
   }
 
-  const GpuBench& bench_;
+  const StepsBench& bench_;
   const ModelRank& rank_;
   const model::LlamaConfig& config_;
-  kernels::cuda::RankDevice device_;
+  std::optional<kernels::cuda::RankDevice> device_;
   double read_ = 0, product_ = 0;
-  std::vector<GpuLine> lines_;
+  std::vector<StepsLine> lines_;
 };
 
-void print_json(const GpuRun& run, const GpuLine& line) {
+void print_json(const StepsRun& run, const StepsLine& line) {
   nlohmann::ordered_json out;
   out["what"] = line.what;
   out["tokens"] = line.tokens;
@@ -192,26 +212,27 @@ void print_json(const GpuRun& run, const GpuLine& line) {
   out["ms"] = 1e3 * line.seconds;
   out["limit_ms"] = 1e3 * line.limit_seconds;
   out["of_limit"] = line.ratio();
-  out["read_gb_s"] = run.read_gb_s();
+  out["read_gb_s"] = line.read_gb_s;
   if (run.product_tflops() > 0) out["product_tflops"] = run.product_tflops();
   fmt::print("{}\n", out.dump());
 }
 
 }  // namespace
 
-int bench_llama_on_gpu(const GpuBench& bench) {
+int bench_llama_steps(const StepsBench& bench) {
   return run_model(bench.plan, *std::max_element(bench.tokens.begin(), bench.tokens.end()), [&](const ModelRank& rank) {
-    GpuRun run(bench, rank);
-    const std::vector<GpuLine> lines = run.run();
+    base::require(rank.world->size() == 1, "steps are measured on one rank; there are {}", rank.world->size());
+    StepsRun run(bench, rank);
+    const std::vector<StepsLine> lines = run.run();
     if (bench.json) {
-      for (const GpuLine& line : lines) print_json(run, line);
+      for (const StepsLine& line : lines) print_json(run, line);
       return kOk;
     }
-    fmt::print("{}; a plain read: {} GB/s", rank.ops.name(), format_number(run.read_gb_s()));
+    fmt::print("{}; a plain read: {} GB/s", rank.ops.name(), format_number(lines.front().read_gb_s));
     if (run.product_tflops() > 0) fmt::print("; cuBLASLt, 8192^3: {} TFLOP/s", format_number(run.product_tflops()));
     fmt::print("\n\n");
     Table table({{"what", Align::kLeft}, {"tokens"}, {"batch"}, {"ms"}, {"limit ms"}, {"of limit"}});
-    for (const GpuLine& line : lines) {
+    for (const StepsLine& line : lines) {
       table.add({line.what, fmt::format("{}", line.tokens), fmt::format("{}", line.batch),
                  format_number(1e3 * line.seconds), format_number(1e3 * line.limit_seconds),
                  fmt::format("{:.1f} %", 100 * line.ratio())});
