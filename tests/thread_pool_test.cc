@@ -186,7 +186,15 @@ int only_processor(const cpu_set_t& mask) {
   return -1;
 }
 
-// Where each thread of a pool is pinned while it runs.
+void set_mask(const std::vector<int>& processors) {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  for (const int processor : processors) CPU_SET(processor, &mask);
+  EXPECT_EQ(sched_setaffinity(0, sizeof(mask), &mask), 0);
+}
+
+// Where each thread of a pool is pinned while it runs; -1: nowhere. That may be so for the caller, which is left alone
+// where it is on its core already.
 std::vector<int> observed_pins(int threads) {
   ThreadPool pool(threads);
   std::vector<int> pins(static_cast<std::size_t>(threads), -2);
@@ -200,22 +208,29 @@ std::vector<int> observed_pins(int threads) {
 }
 
 TEST(ThreadPool, PinsEachThreadToItsOwnCoreAndPutsTheCallersMaskBack) {
-  const int cores = ThreadPool::available_cores();
-  if (cores < 2) GTEST_SKIP() << "one core: nothing to tell apart";
-  const cpu_set_t before = current_mask();
-  std::vector<int> pins = observed_pins(cores);
-  const cpu_set_t after = current_mask();
-  EXPECT_TRUE(CPU_EQUAL(&before, &after));
-  std::sort(pins.begin(), pins.end());
-  EXPECT_GE(pins.front(), 0) << "a thread was not pinned";
-  EXPECT_EQ(std::adjacent_find(pins.begin(), pins.end()), pins.end()) << "two threads on one core";
+  const std::vector<int> cores = base::usable_processors();
+  if (cores.size() < 2) GTEST_SKIP() << "one core: nothing to tell apart";
+  bool pinned = false;
+  // The scheduler may put the caller where it belongs before the pool can, but not every time.
+  for (int attempt = 0; attempt < 50 && !pinned; ++attempt) {
+    set_mask({cores[1]});  // away from its core
+    set_mask(cores);
+    const cpu_set_t before = current_mask();
+    const std::vector<int> pins = observed_pins(static_cast<int>(cores.size()));
+    const cpu_set_t after = current_mask();
+    EXPECT_TRUE(CPU_EQUAL(&before, &after));
+    pinned = pins[0] == cores[0];
+    EXPECT_TRUE(pinned || pins[0] == -1) << pins[0];
+    for (std::size_t i = 1; i < pins.size(); ++i) EXPECT_EQ(pins[i], cores[i]) << "thread " << i;
+  }
+  EXPECT_TRUE(pinned) << "the caller was never pinned";
 }
 
 TEST(ThreadPool, MoreThreadsThanCoresWrapAround) {
   const std::vector<int> cores = base::usable_processors();
   const int threads = 3 * static_cast<int>(cores.size()) + 1;
   const std::vector<int> pins = observed_pins(threads);
-  for (std::size_t i = 0; i < pins.size(); ++i) EXPECT_EQ(pins[i], cores[i % cores.size()]) << "thread " << i;
+  for (std::size_t i = 1; i < pins.size(); ++i) EXPECT_EQ(pins[i], cores[i % cores.size()]) << "thread " << i;
 }
 
 TEST(ThreadPool, MasksAreRestoredAfterAnExceptionAndAPoolOfOnePinsNothing) {
@@ -233,10 +248,7 @@ TEST(ThreadPool, StaysInsideTheConstructorsMask) {
   const std::vector<int> cores = base::usable_processors();
   std::vector<int> pins;
   std::thread narrowed([&] {
-    cpu_set_t mask;
-    CPU_ZERO(&mask);
-    CPU_SET(cores.back(), &mask);
-    sched_setaffinity(0, sizeof(mask), &mask);
+    set_mask({cores.back()});
     pins = observed_pins(2);
   });
   narrowed.join();
