@@ -9,10 +9,10 @@
 namespace treeattn {
 
 // A fixed set of threads, each pinned to its own core where the machine allows it. The calling thread takes part in
-// the work as thread 0 and is held on the first core while run() lasts; its affinity mask is then put back. One run at
-// a time: concurrent run() calls from several threads take turns. The cores are those of the affinity mask of the
-// thread that constructs the pool, so give each of several pools its own cores by setting that mask first. A pool of
-// one pins nothing.
+// the work as thread 0; where it is not on the first core when run() begins it is held there while run() lasts, and its
+// affinity mask is then put back. One run at a time: concurrent run() calls from several threads take turns. The cores
+// are those of the affinity mask of the thread that constructs the pool, so give each of several pools its own cores by
+// setting that mask first. A pool of one pins nothing.
 class ThreadPool {
  public:
   // Requires threads >= 1. Throws InvalidArgument otherwise.
