@@ -11,6 +11,7 @@
 
 #include "attention_bench.h"
 #include "base/machine.h"
+#include "base/round_up.h"
 #include "bench_data.h"
 #include "device_option.h"
 #include "kernels/cuda/gpu_meter.h"
@@ -31,7 +32,7 @@ constexpr std::size_t kMostSets = 1024;                    // each has a plan; o
 constexpr int kWarmUps = 3;
 constexpr int kLeastRepeats = 31, kMostRepeats = 1000;
 
-std::size_t round_up(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+std::size_t aligned(std::size_t bytes) { return base::round_up(bytes, 256); }
 
 // A BenchData in the memory of a GPU.
 class GpuBenchData {
@@ -39,15 +40,15 @@ class GpuBenchData {
   GpuBenchData(const BenchData& host, const Shape& shape, std::size_t sets, RankDevice& device)
       : sets_(sets), kv_bytes_(shape.kv_bytes() / 16 * 16) {
     for (const auto block : host.memory()) blocks_.push_back({block.data(), block.size(), nullptr});
-    std::size_t bytes = round_up(shape.out_bytes());
-    for (const Block& block : blocks_) bytes += round_up(block.bytes);
+    std::size_t bytes = aligned(shape.out_bytes());
+    for (const Block& block : blocks_) bytes += aligned(block.bytes);
     memory_ = DeviceArray(device.gpu(), bytes);
     memory_.grow(bytes);
     std::byte* at = memory_.data();
     for (Block& block : blocks_) {
       block.there = at;
       device.copy_in(at, block.host, block.bytes);
-      at += round_up(block.bytes);
+      at += aligned(block.bytes);
     }
     out_ = reinterpret_cast<float*>(at);
     device.finish();

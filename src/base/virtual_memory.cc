@@ -9,13 +9,12 @@
 #include <utility>
 
 #include "base/buffer.h"
+#include "base/round_up.h"
 
 namespace treeattn::base {
 namespace {
 
 std::size_t kernel_page() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
-
-constexpr std::size_t round_up(std::size_t value, std::size_t step) { return (value + step - 1) / step * step; }
 
 }  // namespace
 

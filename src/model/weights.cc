@@ -11,6 +11,7 @@
 #include "base/buffer.h"
 #include "base/check.h"
 #include "base/half.h"
+#include "base/round_up.h"
 
 namespace treeattn::model {
 
@@ -102,7 +103,7 @@ class Weights::Loader {
       carved_ = static_cast<std::byte*>(allocate(weight_bytes_per_token(c, WeightFormat::kInt8) + pieces * kPiece));
     }
     std::byte* piece = carved_;
-    carved_ += (bytes + kPiece - 1) / kPiece * kPiece;
+    carved_ += base::round_up(bytes, kPiece);
     return piece;
   }
 

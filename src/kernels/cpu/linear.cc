@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/round_up.h"
 #include "kernels/cpu/row_parts.h"
 
 namespace treeattn::kernels {
@@ -12,8 +13,6 @@ namespace {
 constexpr std::int64_t kPackedRows = 2 * kLinearRows;  // of x, packed at once
 constexpr std::int64_t kPackAlone = 1 << 15;           // elements of x; fewer are packed faster than a thread starts
 
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace
 
 LinearMap::LinearMap(const ModelKernels& kernels, ThreadPool& pool)
@@ -21,7 +20,7 @@ LinearMap::LinearMap(const ModelKernels& kernels, ThreadPool& pool)
 
 void LinearMap::pack(const LinearOps& ops, const float* x, std::int64_t rows, std::int64_t cols) {
   const auto bytes = static_cast<std::int64_t>(ops.tile_bytes(cols));
-  const std::int64_t tiles = divide_up(rows, ops.tile_rows);
+  const std::int64_t tiles = base::divide_up(rows, ops.tile_rows);
   if (packed_.bytes() < static_cast<std::size_t>(bytes * tiles)) {
     packed_ = base::Buffer();  // first, so that both are not there at once
     packed_ = base::Buffer(static_cast<std::size_t>(bytes * tiles));
@@ -71,17 +70,18 @@ void LinearMap::multiply_row(const LinearOps& ops, std::span<const Projection> m
 // another finds in the shared cache.
 void LinearMap::multiply_rows(const LinearOps& ops, const Projection& map, std::int64_t first, std::int64_t rows,
                               bool add) {
-  const std::int64_t blocks = divide_up(rows, kLinearRows);
+  const std::int64_t blocks = base::divide_up(rows, kLinearRows);
   const auto tile_bytes = static_cast<std::int64_t>(ops.tile_bytes(map.w.cols));
-  pool_.run(static_cast<std::size_t>(divide_up(map.w.rows, kLinearBlock) * blocks), [&](std::size_t task, int thread) {
-    const std::int64_t block = static_cast<std::int64_t>(task) % blocks * kLinearRows;
-    LinearArgs args = args_of(map, first + block, thread, add);
-    args.x += block / ops.tile_rows * tile_bytes;
-    args.rows = std::min<std::int64_t>(kLinearRows, rows - block);
-    args.begin = static_cast<std::int64_t>(task) / blocks * kLinearBlock;
-    args.end = std::min<std::int64_t>(args.begin + kLinearBlock, map.w.rows);
-    ops.multiply(args);
-  });
+  pool_.run(static_cast<std::size_t>(base::divide_up(map.w.rows, kLinearBlock) * blocks),
+            [&](std::size_t task, int thread) {
+              const std::int64_t block = static_cast<std::int64_t>(task) % blocks * kLinearRows;
+              LinearArgs args = args_of(map, first + block, thread, add);
+              args.x += block / ops.tile_rows * tile_bytes;
+              args.rows = std::min<std::int64_t>(kLinearRows, rows - block);
+              args.begin = static_cast<std::int64_t>(task) / blocks * kLinearBlock;
+              args.end = std::min<std::int64_t>(args.begin + kLinearBlock, map.w.rows);
+              ops.multiply(args);
+            });
 }
 
 void LinearMap::multiply(std::span<const Projection> maps, const float* x, std::int64_t rows, bool add) {

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 
+#include "base/round_up.h"
+
 namespace treeattn::kernels {
 namespace {
 
 constexpr std::int64_t kBlockBytes = 256 << 10;  // of weights: least that is worth a thread, most that one waits for
 constexpr std::int64_t kPanelRows = 16;          // that kernels with one stream take together
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
@@ -36,7 +36,7 @@ RowParts::RowParts(std::span<const Projection> maps, int streams, int threads) :
       part.begin = begin * step;
       part.end = last ? all : end * step;
       part.length = streams > 1 ? end - begin - (last && (end - begin) % 2 == 0 && end > begin) : part.end - part.begin;
-      part.blocks = divide_up(part.length, block_) + (streams * part.length < part.end - part.begin);
+      part.blocks = base::divide_up(part.length, block_) + (streams * part.length < part.end - part.begin);
       begin = end;
     }
   }

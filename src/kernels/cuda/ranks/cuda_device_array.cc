@@ -9,14 +9,13 @@
 #include <new>
 #include <utility>
 
+#include "base/round_up.h"
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "treeattn/error.h"
 
 namespace treeattn::kernels::cuda {
 namespace {
-
-constexpr std::size_t round_up(std::size_t value, std::size_t step) { return (value + step - 1) / step * step; }
 
 template <class Function>
 void find_entry(Function*& function, const char* name) {
@@ -85,7 +84,7 @@ DeviceArray::DeviceArray(int gpu, std::size_t bytes) : gpu_(gpu) {
   const CUmemAllocationProp properties = memory_of(gpu);
   check(driver().granularity(&step_, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED), "granularity of GPU memory");
   CUdeviceptr data = 0;
-  const std::size_t wanted = round_up(bytes, step_);
+  const std::size_t wanted = base::round_up(bytes, step_);
   if (wanted < bytes || driver().reserve(&data, wanted, 0, 0, 0) != CUDA_SUCCESS) throw std::bad_alloc();
   data_ = reinterpret_cast<std::byte*>(data);
   reserved_ = wanted;
@@ -118,7 +117,7 @@ void DeviceArray::grow(std::size_t bytes) {
   if (bytes > reserved_) throw std::bad_alloc();
   const UseDevice use(gpu_);
   pieces_.reserve(pieces_.size() + 1);
-  Piece piece{0, usable_, round_up(bytes, step_) - usable_};
+  Piece piece{0, usable_, base::round_up(bytes, step_) - usable_};
   const CUmemAllocationProp properties = memory_of(gpu_);
   check(driver().create(&piece.handle, piece.bytes, &properties, 0), "GPU memory");
   const CUdeviceptr at = address(data_ + piece.first);
