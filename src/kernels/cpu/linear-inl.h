@@ -143,24 +143,19 @@ HWY_INLINE void put_sums(const LinearArgs& args, const float* sums, const std::i
   }
 }
 
-// body(rows of weights, how many of the four count): one row of x reads the weights as four sequential streams, as one
-// stream leaves a fifth of the read bandwidth unused; for more rows they are taken as they lie.
+// body(rows of weights, how many of the four count): those of the four streams that the call names
+// (LinearArgs::stream), else as they lie.
 template <class Body>
 HWY_INLINE void for_each_four(const LinearArgs& args, const Body& body) {
+  std::int64_t n = args.begin;
   if (args.stream > 0) {
-    for (std::int64_t n = args.begin; n < args.end; ++n) {
+    for (; n < args.end; ++n) {
       body({n, n + args.stream, n + 2 * args.stream, n + 3 * args.stream}, kWeightRows);
     }
     return;
   }
-  const std::int64_t all = args.end - args.begin, quarter = all / kWeightRows;
+  for (; n + kWeightRows <= args.end; n += kWeightRows) body({n, n + 1, n + 2, n + 3}, kWeightRows);
   const std::int64_t last = args.end - 1;
-  const std::int64_t distance = args.rows == 1 ? quarter : 1, step = args.rows == 1 ? 1 : kWeightRows;
-  for (std::int64_t i = 0; i < quarter; ++i) {
-    const std::int64_t n = args.begin + i * step;
-    body({n, n + distance, n + 2 * distance, n + 3 * distance}, kWeightRows);
-  }
-  const std::int64_t n = args.begin + quarter * kWeightRows;
   if (n < args.end) {
     body({n, HWY_MIN(n + 1, last), HWY_MIN(n + 2, last), last}, static_cast<int>(args.end - n));
   }

@@ -8,18 +8,15 @@
 
 namespace treeattn::kernels::linear_loops {
 
-// The rows of weights of a call as four sequential streams: one leaves a fifth of the read bandwidth unused. Where the
-// call does not say which, its rows are cut into four, an odd number apart: rows of a power of two bytes, an even
-// number apart, fall into the same set of the first-level cache and push x out of it. body.template
-// operator()<N>(first row, distance): rows first, first + distance, ..., N (4 or 1) of them at once.
+// The rows of weights of a call: as the four streams that it names (LinearArgs::stream), else as they lie.
+// body.template operator()<N>(first row, distance): rows first, first + distance, ..., N (4 or 1) of them at once.
 template <class Body>
 static inline void for_each_stream_step(const LinearArgs& args, const Body& body) {
-  const std::int64_t quarter = (args.end - args.begin) / 4, odd = quarter - (quarter % 2 == 0 && quarter > 0);
-  const bool given = args.stream > 0;
-  const std::int64_t distance = given ? args.stream : odd, steps = given ? args.end - args.begin : odd;
-  for (std::int64_t i = 0; i < steps; ++i) body.template operator()<4>(args.begin + i, distance);
-  if (given) return;
-  std::int64_t n = args.begin + 4 * steps;
+  std::int64_t n = args.begin;
+  if (args.stream > 0) {
+    for (; n < args.end; ++n) body.template operator()<4>(n, args.stream);
+    return;
+  }
   for (; n + 4 <= args.end; n += 4) body.template operator()<4>(n, std::int64_t{1});
   for (; n < args.end; ++n) body.template operator()<1>(n, std::int64_t{0});
 }
