@@ -15,7 +15,6 @@
 
 #include "allocation_counter.h"
 #include "base/check.h"
-#include "base/read_bandwidth.h"
 #include "bench_llama_steps.h"
 #include "command.h"
 #include "model/memory_need.h"
@@ -168,10 +167,7 @@ class RankBench {
   double read_limit() {
     world_.barrier();
     double out = 0;
-    if (rank_.speaks) {
-      ThreadPool all(ThreadPool::available_cores());
-      out = base::read_bandwidth(all, std::size_t{256} << 20, 5);
-    }
+    if (rank_.speaks) out = machine_read_gb_s();
     world_.broadcast(std::as_writable_bytes(std::span(&out, 1)), 0);
     return out;
   }

@@ -11,7 +11,6 @@
 #include <string>
 
 #include "base/check.h"
-#include "base/read_bandwidth.h"
 #include "command.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "model/activations.h"
@@ -73,11 +72,7 @@ class StepsRun {
     lines_.push_back({std::move(what), tokens, batch, seconds, limit, read_});
   }
 
-  double read_bandwidth() {
-    if (device_) return device_->read_bandwidth(std::size_t{2} << 30);
-    ThreadPool all(ThreadPool::available_cores());
-    return base::read_bandwidth(all, std::size_t{256} << 20, 5);
-  }
+  double read_bandwidth() { return device_ ? device_->read_bandwidth(std::size_t{2} << 30) : machine_read_gb_s(); }
 
   // Waits until a GPU has done its work.
   void finish() {

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/machine.h"
+#include "base/read_bandwidth.h"
 #include "rate_progress.h"
 #include "table.h"
 #include "treeattn/cuda.h"
@@ -118,6 +119,11 @@ int run_threads(const ModelPlan& given, std::int64_t tokens, const std::function
 
 int threads_of_rank(const ModelPlan& plan, int ranks_here) {
   return plan.threads > 0 ? plan.threads : std::max(1, ThreadPool::available_cores() / ranks_here);
+}
+
+double machine_read_gb_s() {
+  ThreadPool all(ThreadPool::available_cores());
+  return base::read_bandwidth(all, std::size_t{256} << 20, 5);
 }
 
 const std::atomic<bool>& interrupt_flag() {
