@@ -49,9 +49,10 @@ class CpuBench final : public AttentionBench {
     line.shape = shape;
     line.isa = active_isa();
     line.peak_bytes = shape.kv_bytes() + shape.q_bytes() + shape.out_bytes() + extra_bytes(data, shape);
-    const Limits before = limits(shape);
-    const double seconds = median_seconds(data, shape);
-    const Limits after = limits(shape);
+    const double first = one_call(data, shape, 2);
+    const Limits before = limits(shape, first);
+    const double seconds = median_seconds(data, shape, first);
+    const Limits after = limits(shape, first);
     line.fill_in(seconds, std::max(before.gb_s, after.gb_s), std::max(before.gflops, after.gflops));
     return line;
   }
@@ -81,9 +82,9 @@ class CpuBench final : public AttentionBench {
     return meter.peak() - before;
   }
 
-  double median_seconds(BenchData& data, const Shape& shape) {
+  // `first`: what a call took before.
+  double median_seconds(BenchData& data, const Shape& shape, double first) {
     const double seconds = options_.quick ? 0.2 : 1.0;
-    const double first = one_call(data, shape, 2);
     const int automatic = static_cast<int>(std::clamp(seconds / first, 1.0 * kLeastRepeats, 1.0 * kMostRepeats));
     std::vector<double> times(static_cast<std::size_t>(options_.repeat > 0 ? options_.repeat : automatic));
     for (std::size_t i = 0; i < times.size(); ++i) times[i] = one_call(data, shape, i + 3);
@@ -95,13 +96,14 @@ class CpuBench final : public AttentionBench {
     double gflops = 0;  // prefill only
   };
 
-  // What the machine can do at best, at this moment.
-  Limits limits(const Shape& shape) {
+  // What the machine can do at best, at this moment, for as long as a call takes (2 s at most).
+  Limits limits(const Shape& shape, double call_seconds) {
     Limits out;
     out.gb_s = probe_.measure(pool_, kLeastRepeats).best;
     if (!is_prefill(shape)) return out;
     const kernels::CpuTarget& target = kernels::active_target();
-    out.gflops = base::fma_peak_gflops(pool_, [&](long n) { return kernels::fma_burst(target, n); });
+    out.gflops = base::fma_peak_gflops(
+        pool_, [&](long n) { return kernels::fma_burst(target, n); }, std::min(call_seconds, 2.0));
     return out;
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds a burst long enough that starting the threads does not count, then takes the best of a few.
+// Finds out how many iterations take the time asked for, then takes the best of a few bursts.
 #include "base/fma_peak.h"
 
 #include <algorithm>
@@ -16,14 +16,18 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-double fma_peak_gflops(ThreadPool& pool, const std::function<double(long iterations)>& burst, int repeats) {
-  constexpr double kLongEnough = 0.02;  // seconds: a thousand times a wake-up
-  constexpr long kMostIterations = 1L << 30;
+double fma_peak_gflops(ThreadPool& pool, const std::function<double(long iterations)>& burst, double seconds,
+                       int repeats) {
+  constexpr double kLeastSeconds = 0.02;  // a thousand times a wake-up
+  constexpr long kMostIterations = 1L << 40;
   long iterations = 1024;
   for (; iterations < kMostIterations; iterations *= 2) {
     const auto start = std::chrono::steady_clock::now();
     burst(iterations);
-    if (seconds_since(start) >= kLongEnough) break;
+    const double took = seconds_since(start);
+    if (took < kLeastSeconds) continue;
+    iterations = static_cast<long>(static_cast<double>(iterations) * std::max(1.0, seconds / took));
+    break;
   }
 
   const auto threads = static_cast<std::size_t>(pool.size());
