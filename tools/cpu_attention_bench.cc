@@ -103,7 +103,7 @@ class CpuBench final : public AttentionBench {
     if (!is_prefill(shape)) return out;
     const kernels::CpuTarget& target = kernels::active_target();
     out.gflops = base::fma_peak_gflops(
-        pool_, [&](long n) { return kernels::fma_burst(target, n); }, std::min(call_seconds, 2.0));
+        pool_, [&](long n) { return kernels::prefill_burst(target, shape.dtype, n); }, std::min(call_seconds, 2.0));
     return out;
   }
 

@@ -302,6 +302,32 @@ void add_data(Builder& list) {
   }
 }
 
+// Many rows to a head go another way through the kernels: 27, 72 and 129 of them, and head dims that fill blocks or do
+// not.
+void add_many_rows(Builder& list) {
+  using enum DType;
+  constexpr struct {
+    DType q, kv;
+    std::int64_t head_dim, v_dim, queries;
+  } kShapes[] = {{kBFloat16, kBFloat16, 64, 64, 43}, {kFloat16, kBFloat16, 24, 200, 24},
+                 {kFloat32, kBFloat16, 256, 40, 9},  {kFloat16, kFloat16, 40, 72, 24},
+                 {kFloat32, kFloat32, 80, 16, 43},   {kBFloat16, kInt8, 72, 128, 9},
+                 {kFloat16, kFp8E4M3, 16, 256, 24}};
+  for (const auto& shape : kShapes) {
+    Case c = list.next();
+    c.q_type = shape.q;
+    c.k_type = c.v_type = shape.kv;
+    c.head_dim = shape.head_dim;
+    c.v_dim = shape.v_dim;
+    c.queries = shape.queries;
+    c.heads = 6;
+    c.tokens = 205;
+    c.causal = true;
+    c.order = {128, 2};
+    list.add("many_rows", c);
+  }
+}
+
 }  // namespace
 
 std::vector<Case> case_list() {
@@ -312,6 +338,7 @@ std::vector<Case> case_list() {
   add_options(list);
   add_orders(list);
   add_data(list);
+  add_many_rows(list);
   return list.take();
 }
 

@@ -28,6 +28,7 @@ const CpuTarget* neon_bf16_target(const CpuTarget& neon) {
     improved.supported = has_neon_bf16;
     improved.plain = &neon;
     use_neon_bf16(improved);
+    use_neon_bf16_prefill(improved);
     use_neon_f16(improved);
     use_neon_int8(improved);
     improved.model = &model;
@@ -114,6 +115,9 @@ ErrorModel error_model(const CpuTarget& target, const Problem& problem) {
   return model;
 }
 
-double fma_burst(const CpuTarget& target, long iterations) { return target.fma_burst(iterations); }
+double prefill_burst(const CpuTarget& target, DType kv_dtype, long iterations) {
+  const TileOps* ops = target.many_rows[static_cast<int>(kv_dtype)];
+  return ops && ops->product_burst ? ops->product_burst(iterations) : target.fma_burst(iterations);
+}
 
 }  // namespace treeattn::kernels

@@ -31,7 +31,8 @@ std::unique_ptr<ModelOps> cpu_model_ops_on(const CpuTarget& target, ThreadPool& 
 // What the error bound has to know of a target.
 ErrorModel error_model(const CpuTarget& target, const Problem& problem);
 
-// Runs float32 multiply-adds at full rate on the calling thread; returns the flops done.
-double fma_burst(const CpuTarget& target, long iterations);
+// Runs the multiply-adds that a prefill over K and V of this type is made of, at full rate on the calling thread;
+// returns the flops done. A weight in two limbs is multiplied twice and counts once.
+double prefill_burst(const CpuTarget& target, DType kv_dtype, long iterations);
 
 }  // namespace treeattn::kernels

@@ -2,8 +2,8 @@
 #include "kernels/cpu/leaf.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
+#include <bit>
+#include <limits>
 
 #include "merge/rows.h"
 #include "treeattn/state.h"
@@ -36,8 +36,17 @@ int to_int(std::int64_t x) { return static_cast<int>(x); }
 
 const TileOps& ops_of(const CpuTarget& target, DType dtype) { return target.ops[static_cast<int>(dtype)]; }
 
+// For tiles of this type that many rows share, or for the float32 they become.
+const TileOps& ops_of(const CpuTarget& target, DType dtype, bool many_rows, bool promoted) {
+  if (!many_rows) return ops_of(target, dtype);
+  return promoted ? ops_of(target, DType::kFloat32) : *target.many_rows[static_cast<int>(dtype)];
+}
+
+// A loop of vectors: nothing is left out where a number is found that is not.
 bool all_finite(const float* x, std::int64_t count) {
-  return std::all_of(x, x + count, [](float value) { return std::isfinite(value); });
+  std::uint32_t largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) largest = std::max(largest, std::bit_cast<std::uint32_t>(x[i]) << 1);
+  return largest < std::bit_cast<std::uint32_t>(std::numeric_limits<float>::infinity()) << 1;
 }
 
 // Where the rows of a chunk's keys lie. Mostly in one page: then a row is a product away, and not a division.
@@ -80,9 +89,11 @@ struct LeafWorker::Tile {
 LeafWorker::LeafWorker(const CpuTarget& target, const Problem& problem, std::int64_t max_heads, std::int64_t max_rows)
     : target_(target),
       problem_(problem),
-      k_ops_(ops_of(target, max_rows / max_heads >= kPromoteFromRows ? DType::kFloat32 : problem.k.dtype)),
-      v_ops_(ops_of(target, max_rows / max_heads >= kPromoteFromRows ? DType::kFloat32 : problem.v.dtype)),
-      promote_(max_rows / max_heads >= kPromoteFromRows),
+      many_rows_(max_rows / max_heads >= kPromoteFromRows),
+      promote_k_(many_rows_ && !target.many_rows[static_cast<int>(problem.k.dtype)]),
+      promote_v_(many_rows_ && !target.many_rows[static_cast<int>(problem.v.dtype)]),
+      k_ops_(ops_of(target, problem.k.dtype, many_rows_, promote_k_)),
+      v_ops_(ops_of(target, problem.v.dtype, many_rows_, promote_v_)),
       max_heads_(max_heads),
       max_rows_(max_rows) {
   const std::int64_t head_rows = max_rows / max_heads;
@@ -103,7 +114,7 @@ LeafWorker::LeafWorker(const CpuTarget& target, const Problem& problem, std::int
     distance_ = carver.take<float>(head_rows);
     k_scales_ = carver.take<float>(max_heads * kTileTokens);
     v_scales_ = carver.take<float>(max_heads * kTileTokens);
-    promoted_ = carver.take<float>(promote_ ? kTileTokens * std::max(k_dim, v_dim) : 0);
+    promoted_ = carver.take<float>(promote_k_ || promote_v_ ? kTileTokens * std::max(k_dim, v_dim) : 0);
     begin_ = carver.take<std::int32_t>(head_rows);
     end_ = carver.take<std::int32_t>(head_rows);
     return carver.used();
@@ -159,7 +170,7 @@ void LeafWorker::leaf(int leaf, float* states) {
     float* state = states + r * row_floats;
     state[0] = m_log2_[r];
     state[1] = l_[r];
-    v_ops_.unpack_sums(o_ + r * sum_floats_, to_int(v_dim), state + 2);
+    v_ops_.unpack_sums(o_ + r * sum_floats_, to_int(r % rows_), rows_, to_int(v_dim), state + 2);
   }
   if (target_.plain && !sums_finite(states, rows)) {
     if (!plain_) plain_ = std::make_unique<LeafWorker>(*target_.plain, problem_, max_heads_, max_rows_);
@@ -230,7 +241,8 @@ void LeafWorker::fold_tile(Tile& tile, const Tile* next) {
 }
 
 // What is fetched ahead, and when: the first half of the values while their keys are scored, the second half and the
-// next tile's keys while values are summed, which takes about twice as long.
+// next tile's keys while values are summed, which takes about twice as long. With many rows, which use a tile whole
+// from the start, all values and all keys.
 Ahead LeafWorker::ahead_of(const KvView& view, const std::byte* const* rows, int rows_per_four) const {
   return {rows, rows_of(view, rows).head_bytes, rows_per_four};
 }
@@ -245,9 +257,9 @@ void LeafWorker::score_keys(const Tile& tile) {
   args.tokens = tile.tokens;
   args.k = rows_of(problem_.k, tile.k);
   args.logits = logits_;
-  if (tile.tokens == kTileTokens) args.ahead = ahead_of(problem_.v, tile.v, 2);
+  if (tile.tokens == kTileTokens) args.ahead = ahead_of(problem_.v, tile.v, many_rows_ ? 4 : 2);
   const std::byte* promoted[kTileTokens];
-  if (promote_) args.k = promote(problem_.k, args.k, args.tokens, promoted);
+  if (promote_k_) args.k = promote(problem_.k, args.k, args.tokens, promoted);
   k_ops_.dot(args);
 }
 
@@ -257,16 +269,17 @@ void LeafWorker::sum_values(const Tile& tile, const Tile* next) {
   args.shrink = shrink_;
   args.heads = to_int(unit_.heads);
   args.rows = rows_;
+  args.head_rows = rows_;
   args.dim = to_int(problem_.v.head_dim);
   args.tokens = tile.tokens;
   args.v = rows_of(problem_.v, tile.v);
   args.o = o_;
-  if (tile.tokens == kTileTokens) args.ahead[0] = ahead_of(problem_.v, tile.v + kTileTokens / 2, 2);
+  if (tile.tokens == kTileTokens && !many_rows_) args.ahead[0] = ahead_of(problem_.v, tile.v + kTileTokens / 2, 2);
   if (tile.tokens == kTileTokens && next && next->tokens == kTileTokens) {
     args.ahead[1] = ahead_of(problem_.k, next->k, 4);
   }
   const std::byte* promoted[kTileTokens];
-  if (promote_) args.v = promote(problem_.v, args.v, args.tokens, promoted);
+  if (promote_v_) args.v = promote(problem_.v, args.v, args.tokens, promoted);
   if (tile.any_hidden) {
     accumulate_visible(args);
   } else {
@@ -342,7 +355,7 @@ void LeafWorker::weigh(Tile& tile) {
 // Some weights are 0 because the key is hidden. 0 * v is 0 unless v is NaN or infinite: only then each row takes its
 // visible tokens one run at a time, so that a hidden value cannot show.
 void LeafWorker::accumulate_visible(const AccumulateArgs& args) {
-  const TileOps& promote_ops = ops_of(target_, promote_ ? DType::kFloat32 : problem_.v.dtype);
+  const TileOps& promote_ops = ops_of(target_, promote_v_ ? DType::kFloat32 : problem_.v.dtype);
   const auto weights_of = [&](int h, int r) { return args.weights + (h * args.rows + r) * kTileTokens; };
   bool finite = true;
   for (int h = 0; h < args.heads && finite; ++h) {
@@ -367,6 +380,7 @@ void LeafWorker::accumulate_visible(const AccumulateArgs& args) {
     for (Ahead& ahead : run.ahead) ahead = {};
     run.heads = 1;
     run.rows = 1;
+    run.row = i % args.rows;
     run.shrink = &shrink;
     run.o = args.o + i * sum_floats_;
     for (int t = 0; t < args.tokens;) {

@@ -42,9 +42,10 @@ class LeafWorker {
 
   const CpuTarget& target_;
   const Problem& problem_;
+  const bool many_rows_;              // share a tile, which is prepared once for them:
+  const bool promote_k_, promote_v_;  // converted to float32, where the target has nothing of its own
   const TileOps& k_ops_;
   const TileOps& v_ops_;
-  const bool promote_;  // many rows share a tile: convert it to float32 once
   const std::int64_t max_heads_;
   const std::int64_t max_rows_;
   std::unique_ptr<LeafWorker> plain_;  // made when a leaf is not finite

@@ -7,7 +7,7 @@
 //
 // Compiled with flags for these extensions and used only where the processor has them: no inline function of a shared
 // header may be instantiated here, or the linker could give this copy to everybody.
-#include <arm_neon.h>
+#include "kernels/cpu/neon_bf16.h"
 
 #include "kernels/cpu/neon_loops.h"
 #include "kernels/cpu/targets.h"
@@ -16,8 +16,13 @@ namespace treeattn::kernels {
 namespace {
 
 using neon::kTokens;
+using neon::load8;
 using neon::SoonByKeys;
 using neon::SoonByValues;
+using neon::Transposed;
+using neon::WeightLimbs;
+using neon::zip1_64;
+using neon::zip2_64;
 
 // Packed queries: a header word with the limb count, then for every pair of limb rows and every 4 dims the 2x4 block
 // that BFMMLA takes: [pair][dim / 4][row of the pair][4]. A single limb row without a partner lies as it is.
@@ -27,24 +32,8 @@ struct PackedHeader {
   int padding[14];
 };
 
-int limbs_of(DType q_dtype) { return q_dtype == DType::kBFloat16 ? 1 : q_dtype == DType::kFloat16 ? 2 : 3; }
-
 std::size_t packed_query_bytes(int rows, int dim) {
   return sizeof(PackedHeader) + static_cast<std::size_t>((rows * 3 + 1) / 2) * static_cast<std::size_t>(dim) * 4;
-}
-
-float high_part(float x) {
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  bits &= 0xFFFF0000u;  // truncation keeps the remainder exact and of the same sign
-  __builtin_memcpy(&x, &bits, 4);
-  return x;
-}
-
-std::uint16_t bf16_bits(float x) {
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  return static_cast<std::uint16_t>(bits >> 16);
 }
 
 // Rows that are bfloat16 already: their upper halves.
@@ -62,7 +51,7 @@ void pack_narrow(const float* q, int rows, int dim, std::uint16_t* out) {
 // Limb row i belongs to query row i / limbs.
 void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed) {
   PackedHeader* header = static_cast<PackedHeader*>(packed);
-  header->limbs = limbs_of(q_dtype);
+  header->limbs = neon::limbs_of(q_dtype);
   header->pairs = (rows * header->limbs + 1) / 2;
   std::uint16_t* out = reinterpret_cast<std::uint16_t*>(header + 1);
   if (header->limbs == 1) return pack_narrow(q, rows, dim, out);
@@ -70,32 +59,16 @@ void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed
     TREEATTN_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int limb_row = 2 * pair + half;
-      for (int d = 0; d < dim; ++d) {
-        std::uint16_t bits = 0;
+      for (int d = 0; d < dim; d += 4) {
+        uint16x4_t bits = vdup_n_u16(0);
         if (limb_row < rows * header->limbs) {
-          float x = q[limb_row / header->limbs * dim + d];
-          for (int limb = 0; limb < limb_row % header->limbs; ++limb) {
-            const float rest = x - high_part(x);
-            // A NaN or infinity belongs to the first limb alone.
-            x = rest == rest ? rest : 0.0f;
-          }
-          bits = bf16_bits(x);
+          float32x4_t x = vld1q_f32(q + limb_row / header->limbs * dim + d);
+          for (int limb = 0; limb <= limb_row % header->limbs; ++limb) bits = neon::take_limb(x);
         }
-        out[((pair * (dim / 4) + d / 4) * 2 + half) * 4 + d % 4] = bits;
+        vst1_u16(out + (pair * dim + d) * 2 + half * 4, bits);
       }
     }
   }
-}
-
-bfloat16x8_t load8(const std::byte* p) {
-  return vreinterpretq_bf16_u16(vld1q_u16(reinterpret_cast<const std::uint16_t*>(p)));
-}
-
-bfloat16x8_t zip1_64(bfloat16x8_t a, bfloat16x8_t b) {
-  return vreinterpretq_bf16_u64(vzip1q_u64(vreinterpretq_u64_bf16(a), vreinterpretq_u64_bf16(b)));
-}
-bfloat16x8_t zip2_64(bfloat16x8_t a, bfloat16x8_t b) {
-  return vreinterpretq_bf16_u64(vzip2q_u64(vreinterpretq_u64_bf16(a), vreinterpretq_u64_bf16(b)));
 }
 
 // P pairs of limb rows against 8 tokens: 4 token pairs, each 2x2 results per pair of rows.
@@ -132,16 +105,13 @@ void dot_pairs(const std::uint16_t* q, int dim, const std::byte* const* k, std::
       for (int t = 0; t < 4; ++t) acc[p][t] = vbfmmlaq_f32(acc[p][t], q_high, high[t]);
     }
   }
-  // acc = {row 0 token 0, row 0 token 1, row 1 token 0, row 1 token 1}: unzip into token order.
   TREEATTN_UNROLL
   for (int p = 0; p < P; ++p) {
     float* out = sums + 2 * p * kTileTokens;
     TREEATTN_UNROLL
     for (int t = 0; t < 4; t += 2) {
-      const float64x2_t a = vreinterpretq_f64_f32(acc[p][t]);
-      const float64x2_t b = vreinterpretq_f64_f32(acc[p][t + 1]);
-      vst1q_f32(out + 2 * t, vreinterpretq_f32_f64(vzip1q_f64(a, b)));
-      vst1q_f32(out + kTileTokens + 2 * t, vreinterpretq_f32_f64(vzip2q_f64(a, b)));
+      vst1q_f32(out + 2 * t, neon::first_row(acc[p][t], acc[p][t + 1]));
+      vst1q_f32(out + kTileTokens + 2 * t, neon::second_row(acc[p][t], acc[p][t + 1]));
     }
   }
 }
@@ -228,86 +198,132 @@ void dot(const DotArgs& args) {
 }
 
 // Weights of 4 tokens as the 2x4 block {high limbs; low limbs}.
-bfloat16x8_t split_weights(float32x4_t w) {
+bfloat16x8_t in_one_block(float32x4_t w) {
   const bfloat16x4_t high = vcvt_bf16_f32(w);
   const float32x4_t rest = vsubq_f32(w, vcvt_f32_bf16(high));
   return vcvtq_high_bf16_f32(vcombine_bf16(high, high), rest);
 }
 
-// 4 tokens by 8 dims, transposed into four blocks of {dim, dim + 1} x 4 tokens.
-struct Transposed {
-  bfloat16x8_t d01, d23, d45, d67;
-};
-inline Transposed transpose(const std::byte* p0, const std::byte* p1, const std::byte* p2, const std::byte* p3) {
-  const auto load = [](const std::byte* p) { return vld1q_u16(reinterpret_cast<const std::uint16_t*>(p)); };
-  const uint16x8_t r0 = load(p0), r1 = load(p1), r2 = load(p2), r3 = load(p3);
-  const uint32x4_t a = vreinterpretq_u32_u16(vzip1q_u16(r0, r1)), b = vreinterpretq_u32_u16(vzip2q_u16(r0, r1));
-  const uint32x4_t c = vreinterpretq_u32_u16(vzip1q_u16(r2, r3)), d = vreinterpretq_u32_u16(vzip2q_u16(r2, r3));
-  return {vreinterpretq_bf16_u32(vzip1q_u32(a, c)), vreinterpretq_bf16_u32(vzip2q_u32(a, c)),
-          vreinterpretq_bf16_u32(vzip1q_u32(b, d)), vreinterpretq_bf16_u32(vzip2q_u32(b, d))};
-}
-
-// Sums of a row: for every pair of dims {high d, high d + 1, low d, low d + 1}, as BFMMLA leaves them.
+// Two rows of a head share their sums: for every pair of dims {row d, row d + 1, next row d, next row d + 1}, as BFMMLA
+// leaves them, in the first one's place. Both limbs of a weight go into one sum. A last row without a partner has its
+// limbs for the two rows, so that no product is wasted: {high d, high d + 1, low d, low d + 1}.
 int sum_floats(int dim) { return 2 * dim; }
+bool has_partner(int row, int head_rows) { return row / 2 < head_rows / 2; }
+// From a row's own place to its first sum among those of a pair.
+std::ptrdiff_t to_first_sum(int row, int dim) { return row % 2 * (2 - 2 * dim); }
 
-void unpack_sums(const float* sums, int dim, float* out) {
+void unpack_sums(const float* sums, int row, int head_rows, int dim, float* out) {
+  if (has_partner(row, head_rows)) {
+    const float* own = sums + to_first_sum(row, dim);
+    for (int d = 0; d < dim; d += 2) vst1_f32(out + d, vld1_f32(own + 2 * d));
+    return;
+  }
   for (int d = 0; d < dim; d += 2) {
     const float32x4_t both = vld1q_f32(sums + 2 * d);
     vst1_f32(out + d, vadd_f32(vget_low_f32(both), vget_high_f32(both)));
   }
 }
 
-// 8 tokens for R rows of one head: the sums are loaded and stored once. weights [row][4 tokens] by split_weights; v [8]
-// rows; sums row stride 2 * dim.
-template <int R>
-void accumulate_tokens(const bfloat16x8_t (&weights)[R][2], const std::byte* const (&v)[kTokens], int dim,
-                       const SoonByValues& soon, float* sums) {
+// 8 tokens for P pairs of rows of one head: the sums are loaded and stored once. v [8] rows; sums of a pair are 4 * dim
+// apart.
+template <int P>
+void accumulate_pairs(const WeightLimbs (&weights)[P][2], const std::byte* const (&v)[kTokens], int dim,
+                      const SoonByValues& soon, float* sums) {
   for (int d = 0; d < dim; d += 8) {
     soon.fetch(2 * d);
     Transposed x[2];
     TREEATTN_UNROLL
     for (int j = 0; j < 2; ++j) {
-      x[j] = transpose(v[4 * j] + 2 * d, v[4 * j + 1] + 2 * d, v[4 * j + 2] + 2 * d, v[4 * j + 3] + 2 * d);
+      x[j] = neon::transpose(v[4 * j] + 2 * d, v[4 * j + 1] + 2 * d, v[4 * j + 2] + 2 * d, v[4 * j + 3] + 2 * d);
     }
     TREEATTN_UNROLL
-    for (int i = 0; i < R; ++i) {
-      float* o = sums + i * 2 * dim + 2 * d;
+    for (int p = 0; p < P; ++p) {
+      float* o = sums + p * 4 * dim + 2 * d;
       float32x4_t a = vld1q_f32(o), b = vld1q_f32(o + 4), c = vld1q_f32(o + 8), e = vld1q_f32(o + 12);
-      TREEATTN_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        a = vbfmmlaq_f32(a, weights[i][j], x[j].d01);
-        b = vbfmmlaq_f32(b, weights[i][j], x[j].d23);
-        c = vbfmmlaq_f32(c, weights[i][j], x[j].d45);
-        e = vbfmmlaq_f32(e, weights[i][j], x[j].d67);
-      }
+      const auto add = [&](bfloat16x8_t w, const Transposed& y) {
+        a = vbfmmlaq_f32(a, w, y.d01), b = vbfmmlaq_f32(b, w, y.d23);
+        c = vbfmmlaq_f32(c, w, y.d45), e = vbfmmlaq_f32(e, w, y.d67);
+      };
+      add(weights[p][0].high, x[0]);
+      add(weights[p][1].high, x[1]);
+      add(weights[p][0].low, x[0]);
+      add(weights[p][1].low, x[1]);
       vst1q_f32(o, a), vst1q_f32(o + 4, b), vst1q_f32(o + 8, c), vst1q_f32(o + 12, e);
     }
   }
 }
 
+// The same for one row: weights by 4 tokens, {high limbs; low limbs}.
+void accumulate_single(const bfloat16x8_t (&weights)[2], const std::byte* const (&v)[kTokens], int dim,
+                       const SoonByValues& soon, float* sums) {
+  for (int d = 0; d < dim; d += 8) {
+    soon.fetch(2 * d);
+    float* o = sums + 2 * d;
+    float32x4_t a = vld1q_f32(o), b = vld1q_f32(o + 4), c = vld1q_f32(o + 8), e = vld1q_f32(o + 12);
+    TREEATTN_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const Transposed x =
+          neon::transpose(v[4 * j] + 2 * d, v[4 * j + 1] + 2 * d, v[4 * j + 2] + 2 * d, v[4 * j + 3] + 2 * d);
+      a = vbfmmlaq_f32(a, weights[j], x.d01), b = vbfmmlaq_f32(b, weights[j], x.d23);
+      c = vbfmmlaq_f32(c, weights[j], x.d45), e = vbfmmlaq_f32(e, weights[j], x.d67);
+    }
+    vst1q_f32(o, a), vst1q_f32(o + 4, b), vst1q_f32(o + 8, c), vst1q_f32(o + 12, e);
+  }
+}
+
+// R rows of a head, in pairs if there are more than one. A row whose partner is not given has weights of 0 beside its
+// own: 0 * inf shows there, but then inf shows here, and the leaf is computed again anyway.
 template <int R>
 void accumulate_rows(const AccumulateArgs& args, int t, int h, int r, const SoonByValues& soon) {
   const std::byte* v[kTokens];
   neon::value_rows(args, t, h, v);
-  bfloat16x8_t weights[R][2];
-  TREEATTN_UNROLL
-  for (int i = 0; i < R; ++i) {
+  float* sums = args.o + (h * args.rows + r) * 2 * args.dim;
+  const auto row_weights = [&](int i, float(&filled)[kTokens]) {
+    return neon::row_weights(args, t, h * args.rows + r + i, filled);
+  };
+  if constexpr (R == 1) {
     float filled[kTokens];
-    const float* w = neon::row_weights(args, t, h * args.rows + r + i, filled);
-    weights[i][0] = split_weights(vld1q_f32(w));
-    weights[i][1] = split_weights(vld1q_f32(w + 4));
+    const float* w = row_weights(0, filled);
+    const float32x4_t first = vld1q_f32(w), last = vld1q_f32(w + 4), none = vdupq_n_f32(0.0f);
+    const int row = args.row + r;
+    if (!has_partner(row, args.head_rows)) {
+      return accumulate_single({in_one_block(first), in_one_block(last)}, v, args.dim, soon, sums);
+    }
+    const auto beside_none = [&](float32x4_t x) {
+      return row % 2 == 0 ? neon::split_weights(x, none) : neon::split_weights(none, x);
+    };
+    const WeightLimbs weights[1][2] = {{beside_none(first), beside_none(last)}};
+    accumulate_pairs<1>(weights, v, args.dim, soon, sums - row % 2 * 2 * args.dim);
+  } else {
+    WeightLimbs weights[R / 2][2];
+    TREEATTN_UNROLL
+    for (int p = 0; p < R / 2; ++p) {
+      float filled[2][kTokens];
+      const float *a = row_weights(2 * p, filled[0]), *b = row_weights(2 * p + 1, filled[1]);
+      weights[p][0] = neon::split_weights(vld1q_f32(a), vld1q_f32(b));
+      weights[p][1] = neon::split_weights(vld1q_f32(a + 4), vld1q_f32(b + 4));
+    }
+    accumulate_pairs<R / 2>(weights, v, args.dim, soon, sums);
   }
-  accumulate_tokens<R>(weights, v, args.dim, soon, args.o + (h * args.rows + r) * 2 * args.dim);
 }
 
-void shrink_sums(float shrink, int dim, float* sums) {
+// Row i of those given, of all heads.
+void shrink_sums(const AccumulateArgs& args, int i) {
+  const float shrink = args.shrink[i];
   if (shrink == 1.0f) return;
-  for (int d = 0; d < 2 * dim; d += 4) vst1q_f32(sums + d, vmulq_n_f32(vld1q_f32(sums + d), shrink));
+  const int row = args.row + i % args.rows;
+  float* sums = args.o + i * 2 * args.dim;
+  if (has_partner(row, args.head_rows)) {
+    float* own = sums + to_first_sum(row, args.dim);
+    for (int d = 0; d < 2 * args.dim; d += 4) vst1_f32(own + d, vmul_n_f32(vld1_f32(own + d), shrink));
+    return;
+  }
+  for (int d = 0; d < 2 * args.dim; d += 4) vst1q_f32(sums + d, vmulq_n_f32(vld1q_f32(sums + d), shrink));
 }
 
 void accumulate(const AccumulateArgs& args) {
-  for (int i = 0; i < args.heads * args.rows; ++i) shrink_sums(args.shrink[i], args.dim, args.o + i * 2 * args.dim);
-  neon::for_each_value_block(
+  for (int i = 0; i < args.heads * args.rows; ++i) shrink_sums(args, i);
+  neon::for_each_value_block<8>(
       args, 2, [&]<int R>(int t, int h, int r, const SoonByValues& soon) { accumulate_rows<R>(args, t, h, r, soon); });
 }
 

@@ -56,8 +56,8 @@ static inline void for_each_key_block(const DotArgs& args, int element_bytes, co
   }
 }
 
-// body.template operator()<R>(first token, head, first row, what to fetch), R being 4, 2 or 1 rows of the head.
-template <class Body>
+// body.template operator()<R>(first token, head, first row, what to fetch), R being kMost, 4, 2 or 1 rows of the head.
+template <int kMost = 4, class Body>
 static inline void for_each_value_block(const AccumulateArgs& args, int element_bytes, const Body& body) {
   for (int t = 0; t < args.tokens; t += kTokens) {
     for (int h = 0; h < args.heads; ++h) {
@@ -65,6 +65,7 @@ static inline void for_each_value_block(const AccumulateArgs& args, int element_
       soon.set(0, 4, args.ahead[0], t, h, args.v.rows[t]);
       soon.set(4, 8, args.ahead[1], t, h, args.v.rows[t]);
       int r = 0;
+      for (; r + kMost <= args.rows; r += kMost) body.template operator()<kMost>(t, h, r, soon);
       for (; r + 4 <= args.rows; r += 4) body.template operator()<4>(t, h, r, soon);
       for (; r + 2 <= args.rows; r += 2) body.template operator()<2>(t, h, r, soon);
       if (r < args.rows) body.template operator()<1>(t, h, r, soon);

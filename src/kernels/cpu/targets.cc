@@ -28,7 +28,7 @@ void pack_queries(const float* q, DType, int rows, int dim, void* packed) {
 }
 
 int sum_floats(int dim) { return dim; }
-void unpack_sums(const float* sums, int dim, float* out) {
+void unpack_sums(const float* sums, int, int, int dim, float* out) {
   std::memcpy(out, sums, sizeof(float) * static_cast<std::size_t>(dim));
 }
 
@@ -79,6 +79,7 @@ extern const CpuTarget kTarget;
 const CpuTarget kTarget = {
     TREEATTN_TARGET,
     {ops_for<float>(), ops_for<hwy::float16_t>(), ops_for<hwy::bfloat16_t>(), ops_for<std::int8_t>(), ops_for<Fp8>()},
+    {},
     softmax,
     fma_burst,
     &kModelKernels,

@@ -16,6 +16,8 @@ std::span<const CpuTarget* const> highway_targets();
 void use_neon_bf16(CpuTarget& target);
 void use_neon_f16(CpuTarget& target);
 void use_neon_int8(CpuTarget& target);
+// After use_neon_bf16, whose errors it takes over: the same instructions where many rows share a head.
+void use_neon_bf16_prefill(CpuTarget& target);
 // The same for linear maps, by type of the weights: BFMMLA, and SDOT and SMMLA.
 void use_neon_linear_bf16(ModelKernels& kernels);
 void use_neon_linear_int8(ModelKernels& kernels);

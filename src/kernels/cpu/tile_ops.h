@@ -26,8 +26,8 @@ inline constexpr int kTokenBlock = 4;
 inline constexpr int kMaxHeadDim = 256;
 // Most heads * rows of one call, except on float32 keys and values, which have no such limit.
 inline constexpr int kMaxRowsPerCall = 128;
-// From this many rows per head on, a unit must have one head only: its tiles are converted to float32 once for all
-// rows.
+// From this many rows per head on, a unit must have one head only: its tiles are packed, or converted to float32, once
+// for all rows.
 inline constexpr int kPromoteFromRows = 24;
 
 // A tile's rows: head h of token t is at rows[t] + h * head_bytes. The table is padded to a multiple of kTokenBlock
@@ -85,6 +85,9 @@ struct AccumulateArgs {
   int rows = 0;  // per head
   int dim = 0;
   int tokens = 0;
+  // Either all rows of each head are given, or one row of one head: its number, among how many.
+  int row = 0;
+  int head_rows = 0;
   TileRows v;
   float* o = nullptr;  // [heads, rows, sum_floats(dim)]
   Ahead ahead[2];      // may be ignored
@@ -97,16 +100,20 @@ struct TileOps {
   void (*pack_queries)(const float* q, DType q_dtype, int rows, int dim, void* packed);
   void (*dot)(const DotArgs&);
   void (*accumulate)(const AccumulateArgs&);
-  // Floats that hold the sums of one row in the layout accumulate likes; all zero is the empty sum. unpack_sums gives
-  // the dim sums of one row in order.
+  // Floats that hold the sums of one row in the layout accumulate likes; all zero is the empty sum. Neighbours of a
+  // head may lie in each other's place: unpack_sums gives the dim sums of one of a head's rows in order, sums being
+  // where its own place begins.
   int (*sum_floats)(int dim);
-  void (*unpack_sums)(const float* sums, int dim, float* out);
+  void (*unpack_sums)(const float* sums, int row, int head_rows, int dim, float* out);
   // out [tokens, dim] float32, head 0 of the rows
   void (*promote)(const TileRows& in, int tokens, int dim, float* out);
   double unit_roundoff;  // of the operations in dot and accumulate
   double weight_error;   // relative error of a float32 weight as accumulate uses it
   double query_error;    // error of a query's element as dot uses it, relative to the row's largest
   double weight_floor;   // error of a weight as accumulate uses it, relative to the tile's largest
+  // Runs the products of dot and accumulate at full rate, limbs and all; returns the flops of attention done. Null
+  // where they are float32 multiply-adds.
+  double (*product_burst)(long iterations) = nullptr;
 };
 
 // One instruction set.
@@ -114,6 +121,9 @@ struct CpuTarget {
   const char* name;
   bool (*supported)();  // by this processor
   TileOps ops[5];       // by DType of K or V
+  // The same for one head with many rows (kPromoteFromRows), with the same errors; null where such tiles are converted
+  // to float32 for ops of that type.
+  const TileOps* many_rows[5];
   void (*softmax)(const SoftmaxArgs&);
   double (*fma_burst)(long iterations);  // runs float32 fused multiply-adds at full rate; returns flops done
   const ModelKernels* model;             // the operations beside attention

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels for bfloat16 K and V by BFMMLA have in common: limbs, and blocks of values that lie as it takes
+// them. Static, for the reason in neon_loops.h.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "treeattn/dtype.h"
+
+namespace treeattn::kernels::neon {
+
+// A query row that was float16 or float32 needs 2 or 3 bfloat16 limbs for their sum to be exact.
+static inline int limbs_of(DType q_dtype) {
+  return q_dtype == DType::kBFloat16 ? 1 : q_dtype == DType::kFloat16 ? 2 : 3;
+}
+
+// The next limb of four numbers, of which it leaves the rest. Truncation keeps that exact and of the same sign; a NaN
+// or infinity belongs to the first limb alone.
+static inline uint16x4_t take_limb(float32x4_t& x) {
+  const uint32x4_t bits = vreinterpretq_u32_f32(x);
+  const float32x4_t rest = vsubq_f32(x, vreinterpretq_f32_u32(vandq_u32(bits, vdupq_n_u32(0xFFFF0000u))));
+  x = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(rest), vceqq_f32(rest, rest)));
+  return vshrn_n_u32(bits, 16);
+}
+
+static inline bfloat16x8_t load8(const std::uint16_t* p) { return vreinterpretq_bf16_u16(vld1q_u16(p)); }
+static inline bfloat16x8_t load8(const std::byte* p) { return load8(reinterpret_cast<const std::uint16_t*>(p)); }
+
+// Two rows of eight elements as the 2x4 blocks of the first four and of the last four.
+static inline bfloat16x8_t zip1_64(bfloat16x8_t a, bfloat16x8_t b) {
+  return vreinterpretq_bf16_u64(vzip1q_u64(vreinterpretq_u64_bf16(a), vreinterpretq_u64_bf16(b)));
+}
+static inline bfloat16x8_t zip2_64(bfloat16x8_t a, bfloat16x8_t b) {
+  return vreinterpretq_bf16_u64(vzip2q_u64(vreinterpretq_u64_bf16(a), vreinterpretq_u64_bf16(b)));
+}
+
+// BFMMLA leaves 2x2 blocks {row 0: 0, 1; row 1: 0, 1}: two neighbours become four elements of either row.
+static inline float32x4_t first_row(float32x4_t a, float32x4_t b) {
+  return vreinterpretq_f32_f64(vzip1q_f64(vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b)));
+}
+static inline float32x4_t second_row(float32x4_t a, float32x4_t b) {
+  return vreinterpretq_f32_f64(vzip2q_f64(vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b)));
+}
+
+// Weights of two rows and four tokens in two limbs, each a 2x4 block.
+struct WeightLimbs {
+  bfloat16x8_t high, low;
+};
+static inline WeightLimbs split_weights(float32x4_t a, float32x4_t b) {
+  const bfloat16x8_t high = vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(a), b);
+  const float32x4_t rest_a = vsubq_f32(a, vcvtq_low_f32_bf16(high)), rest_b = vsubq_f32(b, vcvtq_high_f32_bf16(high));
+  return {high, vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(rest_a), rest_b)};
+}
+
+// 4 tokens by 8 dims, transposed into four blocks of {dim, dim + 1} x 4 tokens.
+struct Transposed {
+  bfloat16x8_t d01, d23, d45, d67;
+};
+static inline Transposed transpose(const std::byte* p0, const std::byte* p1, const std::byte* p2, const std::byte* p3) {
+  const auto load = [](const std::byte* p) { return vld1q_u16(reinterpret_cast<const std::uint16_t*>(p)); };
+  const uint16x8_t r0 = load(p0), r1 = load(p1), r2 = load(p2), r3 = load(p3);
+  const uint32x4_t a = vreinterpretq_u32_u16(vzip1q_u16(r0, r1)), b = vreinterpretq_u32_u16(vzip2q_u16(r0, r1));
+  const uint32x4_t c = vreinterpretq_u32_u16(vzip1q_u16(r2, r3)), d = vreinterpretq_u32_u16(vzip2q_u16(r2, r3));
+  return {vreinterpretq_bf16_u32(vzip1q_u32(a, c)), vreinterpretq_bf16_u32(vzip2q_u32(a, c)),
+          vreinterpretq_bf16_u32(vzip1q_u32(b, d)), vreinterpretq_bf16_u32(vzip2q_u32(b, d))};
+}
+
+}  // namespace treeattn::kernels::neon
