@@ -7,36 +7,57 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdlib>
 #include <new>
 
 namespace treeattn::tools {
 
-base::AllocationMeter& program_allocations() {
-  static constinit base::AllocationMeter meter;  // usable from the first new to the last delete
-  return meter;
+namespace {
+
+// Usable from the first new to the last delete.
+constinit std::atomic<bool> watched{false};
+// Since the watch began; what is given back may be older.
+constinit std::atomic<std::ptrdiff_t> held{0}, most_held{0};
+
+void count(std::ptrdiff_t bytes) {
+  if (!watched.load(std::memory_order_relaxed)) return;
+  const std::ptrdiff_t now = held.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  std::ptrdiff_t most = most_held.load(std::memory_order_relaxed);
+  while (now > most && !most_held.compare_exchange_weak(most, now, std::memory_order_relaxed)) {
+  }
+}
+void count_new(std::size_t bytes) { count(static_cast<std::ptrdiff_t>(bytes)); }
+void count_deleted(std::size_t bytes) { count(-static_cast<std::ptrdiff_t>(bytes)); }
+
+}  // namespace
+
+AllocationWatch::AllocationWatch() {
+  held = most_held = 0;
+  watched = true;
 }
 
-RankPeak::RankPeak(Communicator& world)
-    : world_(world), shared_(world.transport() != "mpi"), reads_(!shared_ || world.rank() == 0), before_(0) {
+AllocationWatch::~AllocationWatch() { watched = false; }
+
+std::size_t AllocationWatch::peak() const { return static_cast<std::size_t>(most_held.load()); }
+
+RankPeak::RankPeak(Communicator& world) : world_(world), shared_(world.transport() != "mpi") {
   world_.barrier();
-  before_ = program_allocations().current();
-  if (reads_) program_allocations().reset_peak();
-  world_.barrier();  // nobody allocates before all have looked
+  if (!shared_ || world.rank() == 0) watch_.emplace();
+  world_.barrier();  // nobody allocates before that
 }
 
 std::size_t RankPeak::bytes() const {
   world_.barrier();
-  if (!reads_) return 0;
-  const std::size_t peak = program_allocations().peak();
-  return (peak - std::min(peak, before_)) / static_cast<std::size_t>(shared_ ? world_.size() : 1);
+  if (!watch_) return 0;
+  return watch_->peak() / static_cast<std::size_t>(shared_ ? world_.size() : 1);
 }
 
 namespace {
 
 void* counted(void* memory) {
-  if (memory != nullptr) program_allocations().add(::malloc_usable_size(memory));
+  if (memory != nullptr) count_new(::malloc_usable_size(memory));
   return memory;
 }
 
@@ -44,7 +65,7 @@ void* allocate(std::size_t bytes) noexcept { return counted(std::malloc(bytes ==
 
 void release(void* memory) noexcept {
   if (memory == nullptr) return;
-  program_allocations().remove(::malloc_usable_size(memory));
+  count_deleted(::malloc_usable_size(memory));
   std::free(memory);
 }
 
@@ -56,14 +77,14 @@ void* allocate(std::size_t bytes, std::size_t alignment) noexcept {
   if (::posix_memalign(&memory, alignment, alignment + bytes) != 0) return nullptr;
   void* block = static_cast<std::byte*>(memory) + alignment;
   static_cast<std::size_t*>(block)[-1] = bytes;
-  program_allocations().add(bytes);
+  count_new(bytes);
   return block;
 }
 
 void release(void* block, std::size_t alignment) noexcept {
   if (block == nullptr) return;
   alignment = std::max(alignment, 2 * sizeof(std::size_t));
-  program_allocations().remove(static_cast<std::size_t*>(block)[-1]);
+  count_deleted(static_cast<std::size_t*>(block)[-1]);
   std::free(static_cast<std::byte*>(block) - alignment);
 }
 

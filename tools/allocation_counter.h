@@ -3,14 +3,25 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 
-#include "base/memory_meter.h"
 #include "treeattn/communicator.h"
 
 namespace treeattn::tools {
 
-// Every allocation of this program through operator new, the library's included.
-base::AllocationMeter& program_allocations();
+// While it lives, every allocation of this program through operator new is counted, the library's included. At other
+// times none is: threads would wait for each other at the counter, and that would be part of what is timed. One at a
+// time.
+class AllocationWatch {
+ public:
+  AllocationWatch();
+  ~AllocationWatch();
+  AllocationWatch(const AllocationWatch&) = delete;
+  AllocationWatch& operator=(const AllocationWatch&) = delete;
+
+  // The most that was held at any time since, beyond what was held before.
+  std::size_t peak() const;
+};
 
 // What a rank allocates at its peak. Ranks that are threads share the counter: the first one reads it for all, and they
 // get an equal part each.
@@ -23,8 +34,8 @@ class RankPeak {
 
  private:
   Communicator& world_;
-  bool shared_, reads_;
-  std::size_t before_;
+  bool shared_;
+  std::optional<AllocationWatch> watch_;  // of the one that reads
 };
 
 }  // namespace treeattn::tools

@@ -75,11 +75,9 @@ class CpuBench final : public AttentionBench {
   // What one call allocates at its peak. The first call comes before, so that what is made once is not counted.
   std::size_t extra_bytes(BenchData& data, const Shape& shape) {
     one_call(data, shape, 0);
-    base::AllocationMeter& meter = program_allocations();
-    const std::size_t before = meter.current();
-    meter.reset_peak();
+    const AllocationWatch watch;
     one_call(data, shape, 1);
-    return meter.peak() - before;
+    return watch.peak();
   }
 
   // `first`: what a call took before.
