@@ -127,7 +127,8 @@ bool CudaModelOps::norm_linear_step(const float* x, const float* norm, float eps
   return true;
 }
 
-// In pieces: a piece is copied while the next one is computed.
+// Few results are written by the kernel itself where the host finds them: nothing would hide their copy. More come in
+// pieces, each copied while the next one is computed.
 const float* CudaModelOps::norm_linear_to_host(const float* x, const float* norm, float eps, std::int64_t rows,
                                                float* normed, const Projection& one) {
   constexpr std::int64_t kMostPieces = 8, kPieceBytes = 1 << 20;
@@ -140,9 +141,11 @@ const float* CudaModelOps::norm_linear_to_host(const float* x, const float* norm
   }
   auto* const host = reinterpret_cast<float*>(results_.data());
   const std::int64_t pieces = std::clamp<std::int64_t>(bytes / kPieceBytes, 1, kMostPieces);
-  if (pieces == 1 || kernel_of(one.w) != Kernel::kStream) {
-    norm_linear(x, norm, eps, rows, normed, {&one, 1});
-    device_.copy_out(host, one.y, static_cast<std::size_t>(bytes));
+  const bool streams = kernel_of(one.w) == Kernel::kStream;
+  if (pieces == 1 || !streams) {
+    const Projection there{one.w, streams ? host : one.y};
+    norm_linear(x, norm, eps, rows, normed, {&there, 1});
+    if (!streams) device_.copy_out(host, one.y, static_cast<std::size_t>(bytes));
     return host;
   }
   const StreamedRows normalised = rows_for(Kernel::kStream, x, norm, eps, rows, one.w.cols);
