@@ -186,6 +186,7 @@ Work split(const Problem& problem, const Launch& launch) {
 void set_work(const Work& work, const WorkMemory& memory, AttentionParams& params) {
   params.items = memory.items;
   params.item_count = static_cast<int>(work.items.size());
+  params.grid = work.grid;
   params.rows_per_item = work.rows_per_item;
   params.item_states = reinterpret_cast<float*>(memory.workspace);
   params.arrived = memory.counters;
@@ -274,6 +275,8 @@ CudaPlan::CudaPlan(int device, const AttentionInput& in, const AttentionOptions&
   kernels::cuda::set_work(
       work, {plan.item_list.as<kernels::cuda::WorkItem>(), plan.states.as<std::byte>(), plan.arrived.as<unsigned>()},
       p);
+  p.first_known = p.tensor_copies && p.k.page_tokens == 0 && p.v.page_tokens == 0 && plan.launch.ring_tokens > 0 &&
+                  kernels::cuda::begin_with(problem, work, plan.launch.ring_tokens);
 }
 
 CudaPlan::~CudaPlan() = default;

@@ -21,10 +21,11 @@ struct Launch {
   std::size_t shared_bytes = 0;
   const char* name = "";
   ItemLimits limits;
-  int tile = 0;        // keys of a piece, where tensor copies can bring them
-  int slots = 0;       // blocks that run at the same time
-  int ring_bytes = 0;  // of K and V that a block has on their way
-  int busy = 0;        // blocks that are enough to keep the memory busy
+  int tile = 0;         // keys of a piece, where tensor copies can bring them
+  int slots = 0;        // blocks that run at the same time
+  int ring_bytes = 0;   // of K and V that a block has on their way
+  int ring_tokens = 0;  // and keys; 0: unknown
+  int busy = 0;         // blocks that are enough to keep the memory busy
   bool takes_items = false;
   // Started afterwards: computes rows again that came out not finite.
   void (*redo)(AttentionParams) = nullptr;

@@ -191,13 +191,12 @@ __device__ __noinline__ inline void merge_pairs(float* states, std::int64_t stri
   merge_blocks(count / 2, rows, v_dim, lower, [&](int pair) { return lower(pair) + stride; });
 }
 
-// Called by all threads of the block once item_states of this block's item is written. kWide: where there may be groups
-// for merge_wide_group, which takes more registers.
+// Called by all threads of the block, behind a barrier, once item_states of this block's item is written. kWide: where
+// there may be groups for merge_wide_group, which takes more registers.
 template <bool kWide = false>
 __device__ inline void finish_item(const AttentionParams& p, const WorkItem& item) {
   std::int64_t stride = static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(p.v.dim);
   float* states = p.item_states + item.group_slot * stride;
-  __syncthreads();
   if (item.group_items > 1) {
     bool last = false;
     if (threadIdx.x == 0) {

@@ -58,6 +58,47 @@ struct WorkItem {
   }
 };
 
+// Items that follow from their number alone: a block need not wait for the list. There are up to kRuns runs of them,
+// the sequences of each cut alike; in a run heads come first, then parts, then sequences. The numbers of heads (or of
+// neighbours that share an item) and of parts are powers of two.
+struct ItemGrid {
+  struct Run {
+    std::int32_t first_item = 0, first_batch = 0;
+    std::int32_t part_bits = 0, leaves = 0;
+  };
+  static constexpr int kRuns = 4;
+  std::int32_t count = 0;  // of runs; 0: the items are no such
+  std::int32_t head_bits = 0, head_step = 1;
+  std::int32_t queries = 0, heads = 0, first_leaf = 0;
+  Run runs[kRuns];
+
+#ifdef __CUDACC__
+  __host__ __device__
+#endif
+      WorkItem
+      item(std::int32_t number) const {
+    Run run = runs[0];
+    for (int i = 1; i < kRuns; ++i) {
+      if (i < count && number >= runs[i].first_item) run = runs[i];
+    }
+    number -= run.first_item;
+    const std::int32_t sequence = number >> (head_bits + run.part_bits);  // of the run
+    const std::int32_t head = number & ((1 << head_bits) - 1);
+    WorkItem out;
+    out.kv_head = head * head_step;
+    out.place = number >> head_bits & ((1 << run.part_bits) - 1);
+    out.batch = run.first_batch + sequence;
+    out.queries = queries;
+    out.heads = heads;
+    out.first_leaf = first_leaf + out.place * run.leaves;
+    out.leaves = run.leaves;
+    out.group = out.batch << head_bits | head;
+    out.group_items = 1 << run.part_bits;
+    out.group_slot = run.first_item + ((sequence << head_bits | head) << run.part_bits);
+    return out;
+  }
+};
+
 // Items of the largest kind that a kernel can hold.
 struct ItemLimits {
   int rows = 16;
@@ -101,6 +142,10 @@ struct AttentionParams {
 
   const WorkItem* items = nullptr;
   int item_count = 0;
+  ItemGrid grid;  // the items once more, where they are such
+  // And the pieces that an item asks for first lie where its first leaf begins, and they and q are there before the
+  // kernel begins.
+  bool first_known = false;
   int rows_per_item = 0;         // rows of the largest item; the stride of item_states
   float* item_states = nullptr;  // [items, rows_per_item, row_state_floats]
   unsigned* arrived = nullptr;   // [groups] zero between calls

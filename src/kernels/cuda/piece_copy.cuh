@@ -103,12 +103,12 @@ struct PieceCopy {
   }
 
   // By one lane, for K and V each; keys around the piece may come with it.
+  template <int kElementBytes>
   __device__ static void start_tensor(std::uint32_t to, std::uint32_t barrier, const TensorMap& map,
-                                      const RowSource& source, int head, int first, bool read_once) {
-    const MapPlace place(source, first);
+                                      const MapPlace& place, int head, bool read_once) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      start_box(to + part * kTile * kPitch, barrier, map, place, head, part * (kPitch / source.element_bytes),
+      start_box(to + part * kTile * kPitch, barrier, map, place, head, part * (kPitch / kElementBytes),
                 read_once && kPitch == 128);  // of a shorter row, others want the rest of the line
     }
   }

@@ -84,6 +84,15 @@ struct ItemKeys {
   }
 };
 
+// Where the first leaf of an item begins, if it has keys and no mask or offset moves them.
+__device__ inline int first_token(const AttentionParams& p, const WorkItem& item) {
+  int chunk = item.first_leaf * p.leaf_chunks;
+  if (p.leaf_chunks == 0 && p.order.branches > 1) {
+    chunk = static_cast<int>(__brev(static_cast<unsigned>(item.first_leaf)) >> (__clz(p.order.branches) + 1));
+  }
+  return chunk * static_cast<int>(p.order.chunk_tokens);
+}
+
 // Walks the leaves of an item that have keys.
 struct LeafWalk {
   int leaf = 0;  // of the item
@@ -155,7 +164,6 @@ struct RowSource {
   std::int64_t row_bytes, page_bytes;
   unsigned page_tokens;
   int batch;
-  int element_bytes;
 
   __device__ RowSource(const DeviceKv& kv, const WorkItem& item, int size) {
     base = kv.data + size * item.kv_head * kv.head_stride;
@@ -164,7 +172,6 @@ struct RowSource {
     page_bytes = size * kv.page_stride;
     page_tokens = static_cast<unsigned>(kv.page_tokens);
     batch = item.batch;
-    element_bytes = size;
     if (page_tokens == 0) {
       base += size * item.batch * kv.batch_stride;
     } else {

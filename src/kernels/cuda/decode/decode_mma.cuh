@@ -129,6 +129,8 @@ class MmaWarp {
   static constexpr int kDim = kColumns, kRows = 8 * kHalves, kHeads = 1, kTile = kMmaTile, kElementBytes = 2;
   static constexpr const char* kName = "mma";
   static constexpr bool kBoundByMemory = true;
+  static constexpr bool kStartsAtOnce = true;      // asks for keys before anything is read, if it can
+  static constexpr bool kQueriesAsTheyAre = true;  // loading them waits for nothing
   using Copy = PieceCopy<2 * kDim, kMmaTile>;
   using Scales = NoScales;
   static constexpr int kSteps = kDim / 16;
@@ -294,7 +296,8 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   extern __shared__ __align__(1024) std::byte memory[];  // tensor copies exchange units by address
   // All on their way at once: a load that waits for another costs a microsecond. Of up to 32 sequences every lane asks
   // for one, before it is known which it will be.
-  const WorkItem item = p.items[blockIdx.x];
+  const bool in_grid = Warp::kStartsAtOnce && p.grid.count > 0;
+  const WorkItem item = in_grid ? p.grid.item(static_cast<int>(blockIdx.x)) : p.items[blockIdx.x];
   const int lane = lane_number();
   const bool few = p.batch <= 32;
   SequenceFacts sequence{};
@@ -309,6 +312,36 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
       p, item, shared_address(memory + Layout::kScales) + number * kStages * Warp::Scales::kBytes, kStages);
   barriers.init(kStages, !p.tensor_copies ? 32 : scales.any() ? 33 : 1);
   Warp warp(p, item, lane);
+  const auto barrier_of = [&](int stage) { return barriers.address + 8 * stage; };
+  const auto start_tensors = [&](int stage, const Piece& piece, const MapPlace& of_k, const MapPlace& of_v) {
+    if (lane != 0) return;
+    const int head = item.kv_head / Warp::kHeads;
+    const std::uint32_t to = ring + stage * Layout::kPieceBytes, barrier = barrier_of(stage);
+    notes[stage] = piece;
+    Copy::expect(barrier, Layout::kPieceBytes);
+    Copy::template start_tensor<Warp::kElementBytes>(to, barrier, p.k_map, of_k, head, scales.any());
+    Copy::template start_tensor<Warp::kElementBytes>(to + Copy::kBytes, barrier, p.v_map, of_v, head, scales.any());
+  };
+  const auto start_scales = [&](int stage, const Piece& piece) {
+    scales.start(stage, piece, lane);
+    if (!p.tensor_copies || scales.any()) Copy::arrive_after_rows(barrier_of(stage));
+    __syncwarp();
+  };
+  // Where the first keys are known before anything is read, they are asked for first. Before them q alone, which would
+  // come microseconds later behind the first keys of all blocks; but nothing may wait for it.
+  const bool at_once = Warp::kStartsAtOnce && p.first_known;
+  const bool q_first = Warp::kQueriesAsTheyAre && at_once;
+  if (q_first) warp.load_queries();
+  if (at_once) {
+    int first = first_token(p, item) + number * kTile;
+#pragma unroll 1
+    for (int stage = 0; stage < kStages; ++stage, first += kMmaWarps * kTile) {
+      const Piece piece{0, first, first, first + kTile};
+      const MapPlace place(first, item.batch);
+      start_tensors(stage, piece, place, place);
+      start_scales(stage, piece);
+    }
+  }
   warp.clear();
 
   if (few) {
@@ -323,28 +356,20 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   // Tables and all keys but the newest are there long before; q and that key come from the kernel before this one.
   let_next_start();
   const int newest = static_cast<int>(sequence.length) - 1;
-  // Starts the next piece. Returns its leaf, or -1 where there is none.
-  const auto start_next = [&](int stage) {
+  // Starts the next piece, unless it is on its way already. Returns its leaf, or -1 where there is none.
+  const auto start_next = [&](int stage, bool under_way) {
     const Piece piece = ahead.next(keys);
-    if (piece.leaf < 0) return -1;
+    if (piece.leaf < 0 || under_way) return piece.leaf;
     if (piece.first + kTile > newest) wait_for_earlier();
-    const std::uint32_t to = ring + stage * Layout::kPieceBytes, barrier = barriers.address + 8 * stage;
     if (p.tensor_copies) {
-      if (lane == 0) {
-        notes[stage] = piece;
-        Copy::expect(barrier, Layout::kPieceBytes);
-        Copy::start_tensor(to, barrier, p.k_map, k_rows, item.kv_head / Warp::kHeads, piece.first, scales.any());
-        Copy::start_tensor(to + Copy::kBytes, barrier, p.v_map, v_rows, item.kv_head / Warp::kHeads, piece.first,
-                           scales.any());
-      }
+      start_tensors(stage, piece, {k_rows, piece.first}, {v_rows, piece.first});
     } else {
+      const std::uint32_t to = ring + stage * Layout::kPieceBytes;
       if (lane == 0) notes[stage] = piece;
       Copy::start_rows(to, k_rows, piece);
       Copy::start_rows(to + Copy::kBytes, v_rows, piece);
     }
-    scales.start(stage, piece, lane);
-    if (!p.tensor_copies || scales.any()) Copy::arrive_after_rows(barrier);
-    __syncwarp();
+    start_scales(stage, piece);
     return piece.leaf;
   };
   LeafMerge<kDim, Warp::kRows> merger(reinterpret_cast<float*>(memory + Layout::kStates), rows);
@@ -355,7 +380,7 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   for (int stage = 0, turn = -kStages; !at.done(keys); ++turn) {
     if (turn == 0) {
       wait_for_earlier();
-      warp.load_queries();
+      if (!q_first) warp.load_queries();
     }
     if (turn >= 0) {
       if (leaf_at[0] != at.leaf) {
@@ -378,7 +403,7 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
     }
 #pragma unroll
     for (int i = 0; i + 1 < kStages; ++i) leaf_at[i] = leaf_at[i + 1];
-    leaf_at[kStages - 1] = start_next(stage);
+    leaf_at[kStages - 1] = start_next(stage, at_once && turn < 0);
     if (++stage == kStages) {
       stage = 0;
       if (turn >= 0) phase ^= 1;
@@ -401,6 +426,7 @@ Launch decode_mma_launch(int rows, int levels) {
   Launch launch{decode_mma_kernel<Warp, kStages, kBlocks>, kMmaThreads, bytes, Warp::kName,
                 {Warp::kRows, levels, Warp::kHeads},       Warp::kTile};
   launch.ring_bytes = Warp::kBoundByMemory ? Layout::kNotes : 0;
+  launch.ring_tokens = kStages * kMmaWarps * Warp::kTile;
   launch.waits = true;
   return launch;
 }

@@ -59,9 +59,9 @@ class LeafMerge {
       }
       root_[i] = part;
     });
-    __syncthreads();
     depth_ = depth;
     if (next < 0) return;
+    __syncthreads();
     for_units([&](int i, int row, int column) {
       float* to = waiting_ + depth * block_ + row * kPitch;
       *reinterpret_cast<float4*>(to + column) = root_[i].o;

@@ -2,6 +2,8 @@
 #include "kernels/cuda/decode/work.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <limits>
 
 namespace treeattn::kernels::cuda {
@@ -24,18 +26,24 @@ struct RowTile {
   }
 };
 
+// The keys of a sequence from the first to the last that one of its queries sees.
+KeyRange seen_keys(const Problem& problem, std::int64_t batch) {
+  KeyRange seen = problem.visible(batch, 0);
+  for (std::int64_t q = 1; q < problem.q.queries; ++q) {
+    const KeyRange more = problem.visible(batch, q);
+    if (more.empty()) continue;
+    seen = seen.empty() ? more : KeyRange{std::min(seen.begin, more.begin), std::max(seen.end, more.end)};
+  }
+  return seen;
+}
+
 // The part of one sequence that lies below one of the nodes asked for.
 class Share {
  public:
   Share(const Problem& problem, std::int64_t batch, int node)
       : batch_(batch), node_(node), first_leaf_(problem.nodes[static_cast<std::size_t>(node)].first_leaf()) {
     const int leaves = problem.nodes[static_cast<std::size_t>(node)].last_leaf() - first_leaf_;
-    KeyRange seen = problem.visible(batch, 0);
-    for (std::int64_t q = 1; q < problem.q.queries; ++q) {
-      const KeyRange more = problem.visible(batch, q);
-      if (more.empty()) continue;
-      seen = seen.empty() ? more : KeyRange{std::min(seen.begin, more.begin), std::max(seen.end, more.end)};
-    }
+    const KeyRange seen = seen_keys(problem, batch);
     used_before_.assign(static_cast<std::size_t>(leaves) + 1, 0);
     chunks_before_.assign(static_cast<std::size_t>(leaves) + 1, 0);
     for (int leaf = 0; leaf < leaves; ++leaf) {
@@ -94,7 +102,7 @@ class Share {
 // while a block begins or ends.
 std::int64_t best_length(const std::vector<Share>& shares, std::int64_t copies, const ItemLimits& limits, int slots,
                          int busy) {
-  constexpr double kPerItem = 0.1;   // what beginning and ending an item costs, in chunks
+  constexpr double kPerItem = 0.2;   // what beginning and ending an item costs, in chunks
   constexpr double kMoreMerges = 1;  // what merging more than kMergeAtOnce items costs
   constexpr double kUneven = 0.1;
   std::int64_t longest = 1;
@@ -126,6 +134,37 @@ std::int64_t best_length(const std::vector<Share>& shares, std::int64_t copies, 
   return best;
 }
 
+int log2_of(std::int64_t power_of_two) {
+  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(power_of_two))) - 1;
+}
+
+// The grid that the items are, if they are one.
+ItemGrid grid_of(const std::vector<WorkItem>& items, std::int64_t kv_heads, int head_step) {
+  const std::int64_t heads = kv_heads / head_step;
+  if (items.empty() || !std::has_single_bit(static_cast<std::uint64_t>(heads))) return {};
+  const WorkItem& first = items.front();
+  ItemGrid grid;
+  grid.head_bits = log2_of(heads);
+  grid.head_step = head_step;
+  grid.queries = first.queries;
+  grid.heads = first.heads;
+  grid.first_leaf = first.first_leaf;
+  const auto numbers = [](const WorkItem& item) {
+    return std::array{item.batch,       item.kv_head,    item.query0, item.queries, item.head0,
+                      item.heads,       item.first_leaf, item.leaves, item.node,    item.group,
+                      item.group_items, item.group_slot, item.place};
+  };
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const auto number = static_cast<std::int32_t>(i);
+    if (i == 0 || items[i].leaves != items[i - 1].leaves) {
+      if (grid.count == ItemGrid::kRuns) return {};
+      grid.runs[grid.count++] = {number, items[i].batch, log2_of(items[i].group_items), items[i].leaves};
+    }
+    if (numbers(items[i]) != numbers(grid.item(number))) return {};
+  }
+  return grid;
+}
+
 }  // namespace
 
 Work split_work(const Problem& problem, ItemLimits limits, int slots, int busy) {
@@ -134,12 +173,24 @@ Work split_work(const Problem& problem, ItemLimits limits, int slots, int busy) 
   for (std::size_t n = 0; n < problem.nodes.size(); ++n) {
     for (std::int64_t b = 0; b < problem.q.batch; ++b) shares.emplace_back(problem, b, static_cast<int>(n));
   }
-  const std::int64_t groups = problem.k.kv_heads / limits.kv_heads;
-  const std::int64_t length = best_length(shares, groups * tile.count(problem), limits, slots, busy);
+  const std::int64_t copies = problem.k.kv_heads / limits.kv_heads * tile.count(problem);
+  const std::int64_t length = best_length(shares, copies, limits, slots, busy);
+
+  // Where not all items run at the same time, those of the last sequences are shorter and shorter: none of them takes
+  // longer than what is left of the whole, so that all blocks end at about the same time.
+  std::int64_t items = 0, left = 0;
+  for (const Share& share : shares) {
+    items += copies * share.parts(length, limits);
+    left += copies * share.chunks(0, 1);
+  }
+  const auto length_now = [&] {
+    return items <= slots ? length : std::min(length, std::max<std::int64_t>(1, left / slots));
+  };
 
   Work work;
   for (const Share& share : shares) {
-    const int parts = share.parts(length, limits);
+    const int parts = share.parts(length_now(), limits);
+    left -= copies * share.chunks(0, 1);
     const int width = share.leaves() / parts;
     for (std::int64_t q = 0; q < problem.q.queries; q += tile.queries) {
       for (std::int64_t h0 = 0; h0 < tile.group; h0 += tile.heads) {
@@ -169,16 +220,28 @@ Work split_work(const Problem& problem, ItemLimits limits, int slots, int busy) 
       }
     }
   }
-  // The longest first, so that short ones fill the end. Of equal ones those of the same keys next to each other: heads
-  // that share rows of a page are read at the same time.
-  std::stable_sort(work.items.begin(), work.items.end(), [](const WorkItem& a, const WorkItem& b) {
-    if (a.chunks != b.chunks) return a.chunks > b.chunks;
+  // The longest first, so that short ones fill the end, if not all of them run at the same time. Of equal ones those of
+  // the same keys next to each other: heads that share rows of a page are read at the same time.
+  const bool one_round = work.items.size() <= static_cast<std::size_t>(slots);
+  std::stable_sort(work.items.begin(), work.items.end(), [&](const WorkItem& a, const WorkItem& b) {
+    if (a.chunks != b.chunks && !one_round) return a.chunks > b.chunks;
     if (a.batch != b.batch) return a.batch < b.batch;
     return a.first_leaf < b.first_leaf;
   });
+  work.grid = grid_of(work.items, problem.k.kv_heads, limits.kv_heads);
   work.workspace_bytes = work.items.size() * static_cast<std::size_t>(work.rows_per_item) * sizeof(float) *
                          static_cast<std::size_t>(row_state_floats(static_cast<int>(problem.v.head_dim)));
   return work;
+}
+
+bool begin_with(const Problem& problem, const Work& work, int tokens) {
+  if (work.grid.count == 0 || problem.first_key != 0 || tokens > problem.order.chunk_tokens) return false;
+  return std::all_of(work.items.begin(), work.items.end(), [&](const WorkItem& item) {
+    const std::int64_t chunk = plan::first_chunk(problem.order, item.first_leaf, 0);
+    const KeyRange seen = seen_keys(problem, item.batch);
+    return chunk != plan::kNoChunk && seen.begin == 0 && chunk <= seen.end / problem.order.chunk_tokens &&
+           chunk * problem.order.chunk_tokens + tokens <= seen.end;
+  });
 }
 
 }  // namespace treeattn::kernels::cuda

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls of many plans at the same time. Blocks leave states and counts to one another in memory that a plan keeps from
+// call to call: every call must see its own.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device_case.h"
+#include "treeattn/cuda.h"
+
+namespace treeattn::kernels {
+namespace {
+
+struct Kind {
+  const char* name;
+  const char* kernel;
+  Case shape;
+  bool bad_value = false;  // one that is not a number
+};
+
+std::vector<Kind> kinds() {
+  Case usual;
+  usual.q_type = usual.k_type = usual.v_type = DType::kBFloat16;
+  usual.heads = 8;
+  usual.head_dim = usual.v_dim = 128;
+  usual.tokens = 16384;
+  std::vector<Kind> out = {{"items that follow from their number", "mma", usual}, {"not a number", "mma", usual, true}};
+  const auto add = [&](const char* name, const char* kernel, const auto& change) {
+    out.push_back({name, kernel, usual});
+    change(out.back().shape);
+  };
+  add("a batch", "mma", [](Case& shape) {
+    shape.batch = 33;
+    shape.tokens = 1024;
+  });
+  add("unequal lengths", "mma", [](Case& shape) {
+    shape.batch = 3;
+    shape.lengths = {7000, 16384, 300};
+  });
+  add("pages", "mma", [](Case& shape) { shape.k_layout = shape.v_layout = Layout::kPaged; });
+  add("more states of a group than are merged at once", "mma", [](Case& shape) {
+    shape.queries = 4;
+    shape.causal = true;
+    shape.order = {64, 256};
+  });
+  add("int8", "mma8", [](Case& shape) { shape.k_type = shape.v_type = DType::kInt8; });
+  add("heads in twos", "mma8", [](Case& shape) {
+    shape.k_type = shape.v_type = DType::kInt8;
+    shape.head_dim = shape.v_dim = 64;
+  });
+  add("fp8", "mma8", [](Case& shape) { shape.k_type = shape.v_type = DType::kFp8E4M3; });
+  add("generic", "generic", [](Case& shape) { shape.q_type = DType::kFloat32; });
+  return out;
+}
+
+// One of those that call at the same time: its own q, plan, stream and results.
+struct Caller {
+  static constexpr int kCalls = 6;
+
+  Caller(const CaseData& data, std::size_t result_floats)
+      : device(data), plan(0, device.input(), data.options()), results(kCalls * result_floats * sizeof(float)) {
+    cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  }
+  ~Caller() { cudaStreamDestroy(stream); }
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
+
+  DeviceCase device;
+  CudaPlan plan;
+  DeviceMemory results;  // [kCalls][out, lse]
+  cudaStream_t stream = nullptr;
+};
+
+TEST(CallsCudaTest, ManyPlansAtTheSameTime) {
+  if (!cuda_problem().empty()) GTEST_SKIP() << "*** SKIPPED: " << cuda_problem() << " ***";
+  constexpr int kCallers = 5;
+  for (const Kind& kind : kinds()) {
+    SCOPED_TRACE(kind.name);
+    const Case& shape = kind.shape;
+    CaseData data(shape, 1);
+    const CaseData other(shape, 2);
+    if (kind.bad_value) data.set_v(0, shape.tokens - 1, 1, 7, std::numeric_limits<float>::quiet_NaN());
+    const auto rows = static_cast<std::size_t>(shape.batch * shape.queries * shape.heads);
+    const std::size_t q_bytes = rows * static_cast<std::size_t>(shape.head_dim) * dtype_size(shape.q_type);
+    const std::size_t out_floats = rows * static_cast<std::size_t>(shape.v_dim), floats = out_floats + rows;
+
+    // Two queries, so that what is left of one call is wrong in the next.
+    const DeviceMemory first(data.input().q.data, q_bytes), second(other.input().q.data, q_bytes);
+    const auto ask = [&](const Caller& caller, int call) {
+      cuda_check(
+          cudaMemcpyAsync(const_cast<void*>(caller.device.input().q.data), (call % 2 == 0 ? first : second).as<void>(),
+                          q_bytes, cudaMemcpyDeviceToDevice, caller.stream),
+          "queries");
+    };
+    std::vector<std::unique_ptr<Caller>> callers;
+    for (int i = 0; i < kCallers; ++i) callers.push_back(std::make_unique<Caller>(data, floats));
+    EXPECT_EQ(callers[0]->plan.kernel(), kind.kernel);
+
+    std::vector<float> expected[2];
+    for (int call = 0; call < 2; ++call) {
+      ask(*callers[0], call);
+      cuda_check(cudaDeviceSynchronize(), "queries");
+      const cuda::DeviceOutput alone = callers[0]->device.run();
+      expected[call] = alone.out;
+      expected[call].insert(expected[call].end(), alone.lse.begin(), alone.lse.end());
+    }
+    EXPECT_NE(std::memcmp(expected[0].data(), expected[1].data(), floats * sizeof(float)), 0);
+
+    for (int call = 0; call < Caller::kCalls; ++call) {
+      for (const auto& caller : callers) {
+        ask(*caller, call);
+        float* out = caller->results.as<float>() + static_cast<std::size_t>(call) * floats;
+        caller->plan.attention(out, out + out_floats, caller->stream);
+      }
+    }
+    cuda_check(cudaDeviceSynchronize(), "calls");
+    std::vector<float> got(Caller::kCalls * floats);
+    for (int i = 0; i < kCallers; ++i) {
+      cuda_check(cudaMemcpy(got.data(), callers[static_cast<std::size_t>(i)]->results.as<float>(),
+                            got.size() * sizeof(float), cudaMemcpyDeviceToHost),
+                 "results");
+      for (std::size_t call = 0; call < Caller::kCalls; ++call) {
+        EXPECT_EQ(std::memcmp(&got[call * floats], expected[call % 2].data(), floats * sizeof(float)), 0)
+            << "caller " << i << ", call " << call;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace treeattn::kernels
