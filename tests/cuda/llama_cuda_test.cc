@@ -133,25 +133,26 @@ TEST_F(LlamaCuda, SameTextWithEveryTypeOfTheCacheAndOfTheWeights) {
 
 // The bits of decoding token by token: in blocks, on several ranks, and by decode itself.
 TEST_F(LlamaCuda, OneByOneIsDecode) {
-  const GpuModel model(wide_config());
-  const std::vector<std::int32_t> prompt = random_tokens(150, wide_config().vocab, 7);
-  const auto ops = kernels::cuda_model_ops(kGpu);
-  ThreadPool pool(1);
-  Llama llama(model.weights, self_communicator(), *ops, pool, small_options());
-  const SequenceId id = llama.add_sequence();
-  std::vector<float> logits(static_cast<std::size_t>(wide_config().vocab));
-  for (const std::int32_t token : prompt) llama.decode({&id, 1}, {&token, 1}, logits);
-  Text want;
-  generate(llama, id, logits, 5, want);
-  for (const int ranks : {1, 3}) {
-    EXPECT_EQ(difference(want, on_ranks(ranks, model, small_options(), 150, 5, Way::kOneByOne)), "") << ranks;
+  for (const WeightFormat format : {WeightFormat::kAsStored, WeightFormat::kInt8}) {
+    const GpuModel model(wide_config(), DType::kBFloat16, format);
+    const std::vector<std::int32_t> prompt = random_tokens(150, wide_config().vocab, 7);
+    const auto ops = kernels::cuda_model_ops(kGpu);
+    ThreadPool pool(1);
+    Llama llama(model.weights, self_communicator(), *ops, pool, small_options());
+    const SequenceId id = llama.add_sequence();
+    std::vector<float> logits(static_cast<std::size_t>(wide_config().vocab));
+    for (const std::int32_t token : prompt) llama.decode({&id, 1}, {&token, 1}, logits);
+    Text want;
+    generate(llama, id, logits, 5, want);
+    for (const int ranks : {1, 3}) {
+      EXPECT_EQ(difference(want, on_ranks(ranks, model, small_options(), 150, 5, Way::kOneByOne)), "") << ranks;
+    }
   }
 }
 
 // Steps that are recorded, with other sequences coming and going, against ranks that do not record.
 TEST_F(LlamaCuda, BatchesForksAndRecordings) {
-  const GpuModel model(wide_config());
-  const auto run = [&](int ranks, DeviceLink link = DeviceLink::kHost) {
+  const auto run = [](const GpuModel& model, int ranks, DeviceLink link = DeviceLink::kHost) {
     std::vector<std::vector<float>> all;
     LlamaOptions options = small_options();
     options.attention.link = link;
@@ -178,12 +179,15 @@ TEST_F(LlamaCuda, BatchesForksAndRecordings) {
     });
     return all;
   };
-  const auto one = run(1), three = run(3), on_gpu = run(3, DeviceLink::kPeer);
-  ASSERT_EQ(one.size(), three.size());
-  ASSERT_EQ(one.size(), on_gpu.size());
-  for (std::size_t i = 0; i < one.size(); ++i) {
-    EXPECT_TRUE(same_bits(one[i], three[i])) << "step " << i;
-    EXPECT_TRUE(same_bits(one[i], on_gpu[i])) << "step " << i << ", states on the GPU";
+  for (const WeightFormat format : {WeightFormat::kAsStored, WeightFormat::kInt8}) {
+    const GpuModel model(wide_config(), DType::kBFloat16, format);
+    const auto one = run(model, 1), three = run(model, 3), on_gpu = run(model, 3, DeviceLink::kPeer);
+    ASSERT_EQ(one.size(), three.size());
+    ASSERT_EQ(one.size(), on_gpu.size());
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      EXPECT_TRUE(same_bits(one[i], three[i])) << "step " << i;
+      EXPECT_TRUE(same_bits(one[i], on_gpu[i])) << "step " << i << ", states on the GPU";
+    }
   }
 }
 
@@ -227,6 +231,7 @@ TEST_F(LlamaCuda, LogitsAreWithinTheBound) {
   compare(DType::kBFloat16, DType::kBFloat16, WeightFormat::kAsStored);
   compare(DType::kFloat32, DType::kFloat16, WeightFormat::kAsStored);
   compare(DType::kFloat32, DType::kFloat32, WeightFormat::kInt8);
+  compare(DType::kBFloat16, DType::kBFloat16, WeightFormat::kInt8);
 }
 
 TEST_F(LlamaCuda, SavedOnAGpuGoesOnOnRanks) {

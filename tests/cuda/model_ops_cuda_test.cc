@@ -117,6 +117,37 @@ TEST_F(CudaModelOps, LinearIsWithinItsBound) {
   }
 }
 
+// int8 weights as no quantisation makes them: the extremes, groups that are scaled to nothing, scales of every size.
+// And every number of rows, in shapes of whole and broken tiles, groups of a warp and rows of scales.
+TEST_F(CudaModelOps, Int8WeightsOfEveryKind) {
+  for (const Shape shape : {Shape{1, 32}, Shape{7, 96}, Shape{16, 128}, Shape{33, 1056}, Shape{24, 2048},
+                            Shape{40, 4128}, Shape{8, 14336}}) {
+    Weights w(*ops_, normal(shape.rows * shape.cols), DType::kInt8, shape.rows, shape.cols);
+    auto* values = reinterpret_cast<std::int8_t*>(w.host.data.data());
+    for (std::int64_t i = 0; i < shape.rows * shape.cols; ++i) {
+      const std::int64_t kind = i / kWeightGroup % 4;
+      if (kind == 0) values[i] = i % 3 == 0 ? -127 : 127;
+      if (kind == 1) values[i] = static_cast<std::int8_t>(below(256) - 128);
+    }
+    for (std::size_t i = 0; i < w.host.scales.size(); ++i) {
+      w.host.scales[i] = i % 5 == 0 ? 0.0f : std::ldexp(w.host.scales[i], static_cast<int>(below(40)) - 20);
+    }
+    const There data(*ops_, w.host.data.data(), w.host.data.size()), scales(*ops_, w.host.scales);
+    w.there.data = data.get<void>();
+    w.there.scales = scales.get();
+    const std::vector<float> all = normal(16 * shape.cols);
+    std::vector<float> first;
+    for (std::int64_t rows = 1; rows <= 16; ++rows) {
+      const std::vector<float> x(all.begin(), all.begin() + rows * shape.cols);
+      const std::vector<float> y = linear(w, x, Pass::kDecode);
+      const std::string what = name_of(DType::kInt8, shape, rows, Pass::kDecode);
+      expect_within(y, reference_linear(w.here, x, {}, cuda::linear_model(DType::kInt8)), what);
+      EXPECT_TRUE(same_bits(y.data(), first.data(), first.size())) << what;  // of one row less
+      first = y;
+    }
+  }
+}
+
 // A row alone and with others: the same bits, in decode and in prefill, each for itself.
 TEST_F(CudaModelOps, RowsOfALinearMapDependOnNothingElse) {
   constexpr std::int64_t kAll = 700;
@@ -176,9 +207,10 @@ TEST_F(CudaModelOps, CallsThatDoSeveralThingsDoThemAlike) {
         const std::string what = name_of(dtype, {dim, hidden}, rows, pass);
         const std::vector<float> x = normal(rows * hidden);
         const There x_there(*ops_, x), normed(*ops_, x), single(*ops_, x);
-        // Where bfloat16 rows are decoded the size of a row is divided by after the map.
+        // Where weights are streamed the size of a row is divided by after the map.
+        const bool streams = dtype == DType::kInt8 || (dtype == DType::kBFloat16 && pass == Pass::kDecode);
         const auto norm_linear = [&](const There& from, const WeightMatrix& w, float* y) {
-          if (dtype == DType::kBFloat16 && pass == Pass::kDecode) {
+          if (streams) {
             const Projection one{w, y};
             return ops_->norm_linear(from.get(), norm.get(), 1e-5f, rows, normed.get(), {&one, 1});
           }
@@ -211,13 +243,13 @@ TEST_F(CudaModelOps, CallsThatDoSeveralThingsDoThemAlike) {
   }
 }
 
-// The same of rms_norm and then linear, bfloat16 weights, in decode: rows times the norm's weights are rounded as
+// The same of rms_norm and then linear where weights are streamed: rows times the norm's weights are rounded as
 // activations are, and the sums are multiplied by what the norm divides by, which takes the norm's roundings.
 BoundedValues normalised_linear(const WeightMatrix& w, const std::vector<float>& x, const std::vector<float>& norm,
                                 float eps) {
   std::vector<float> scaled(x.size());
   for (std::size_t i = 0; i < x.size(); ++i) scaled[i] = x[i] * norm[i % norm.size()];
-  BoundedValues result = reference_linear(w, scaled, {}, cuda::linear_model(DType::kBFloat16));
+  BoundedValues result = reference_linear(w, scaled, {}, cuda::linear_model(w.dtype));
   for (std::size_t i = 0; i < result.value.size(); ++i) {
     const std::size_t row = i / index(w.rows);
     double squares = 0;
@@ -235,51 +267,56 @@ BoundedValues normalised_linear(const WeightMatrix& w, const std::vector<float>&
 TEST_F(CudaModelOps, MapsOfNormalisedRows) {
   constexpr std::int64_t kAll = 40, kDim = 96;
   constexpr float kEps = 1e-5f;
-  for (const std::int64_t hidden : {64, 1032, 2056, 4096, 4608}) {
-    const Weights before(*ops_, normal(hidden * kDim, 0.1f), DType::kBFloat16, hidden, kDim);
-    const Weights w(*ops_, normal(160 * hidden, 0.1f), DType::kBFloat16, 160, hidden);
-    const std::vector<float> norm = normal(hidden), first = normal(kAll * hidden), added = normal(kAll * kDim);
-    const There norm_there(*ops_, norm);
-    std::vector<float> together;
-    for (const std::int64_t rows : std::initializer_list<std::int64_t>{kAll, 1, 4, 8, 9, 16, 17}) {
-      ops_->begin({Pass::kDecode, {}, {}, {}});
-      const std::vector<float> x(first.begin(), first.begin() + rows * hidden);
-      const There x_there(*ops_, x), from(*ops_, added), normed(*ops_, x);
-      const There y(*ops_, normal(rows * 160)), prepared(*ops_, normal(rows * 160));
-      const Projection one{w.there, y.get()}, other{w.there, prepared.get()};
-      ops_->add_linear(before.there, from.get(), rows, x_there.get(), norm_there.get());
-      ops_->norm_linear(x_there.get(), norm_there.get(), kEps, rows, normed.get(), {&other, 1});
-      ops_->norm_linear(x_there.get(), norm_there.get(), kEps, rows, normed.get(), {&one, 1});
-      const std::vector<float> got = y.back(rows * 160), got_prepared = prepared.back(rows * 160);
-      const std::string what = name_of(DType::kBFloat16, {160, hidden}, rows, Pass::kDecode);
-      EXPECT_TRUE(same_bits(got.data(), got_prepared.data(), got.size())) << what;
-      if (rows == kAll) together = got;
-      EXPECT_TRUE(same_bits(got.data(), together.data(), got.size())) << what;
-      // x changed by other hands is not what was prepared.
-      ops_->add_linear(before.there, from.get(), rows, x_there.get(), norm_there.get());
-      ops_->from_host(x_there.get(), x.data(), x.size() * sizeof(float));
-      ops_->norm_linear(x_there.get(), norm_there.get(), kEps, rows, normed.get(), {&other, 1});
-      expect_within(prepared.back(rows * 160), normalised_linear(w.here, x, norm, kEps), what);
+  for (const DType dtype : {DType::kBFloat16, DType::kInt8}) {
+    for (const std::int64_t about : {64, 1032, 2056, 4096, 4608}) {
+      const std::int64_t hidden = accepted_cols(dtype, about);
+      const Weights before(*ops_, normal(hidden * kDim, 0.1f), dtype, hidden, kDim);
+      const Weights w(*ops_, normal(160 * hidden, 0.1f), dtype, 160, hidden);
+      const std::vector<float> norm = normal(hidden), first = normal(kAll * hidden), added = normal(kAll * kDim);
+      const There norm_there(*ops_, norm);
+      std::vector<float> together;
+      for (const std::int64_t rows : std::initializer_list<std::int64_t>{kAll, 1, 4, 8, 9, 16, 17}) {
+        ops_->begin({Pass::kDecode, {}, {}, {}});
+        const std::vector<float> x(first.begin(), first.begin() + rows * hidden);
+        const There x_there(*ops_, x), from(*ops_, added), normed(*ops_, x);
+        const There y(*ops_, normal(rows * 160)), prepared(*ops_, normal(rows * 160));
+        const Projection one{w.there, y.get()}, other{w.there, prepared.get()};
+        ops_->add_linear(before.there, from.get(), rows, x_there.get(), norm_there.get());
+        ops_->norm_linear(x_there.get(), norm_there.get(), kEps, rows, normed.get(), {&other, 1});
+        ops_->norm_linear(x_there.get(), norm_there.get(), kEps, rows, normed.get(), {&one, 1});
+        const std::vector<float> got = y.back(rows * 160), got_prepared = prepared.back(rows * 160);
+        const std::string what = name_of(dtype, {160, hidden}, rows, Pass::kDecode);
+        EXPECT_TRUE(same_bits(got.data(), got_prepared.data(), got.size())) << what;
+        if (rows == kAll) together = got;
+        EXPECT_TRUE(same_bits(got.data(), together.data(), got.size())) << what;
+        // x changed by other hands is not what was prepared.
+        ops_->add_linear(before.there, from.get(), rows, x_there.get(), norm_there.get());
+        ops_->from_host(x_there.get(), x.data(), x.size() * sizeof(float));
+        ops_->norm_linear(x_there.get(), norm_there.get(), kEps, rows, normed.get(), {&other, 1});
+        expect_within(prepared.back(rows * 160), normalised_linear(w.here, x, norm, kEps), what);
+      }
     }
   }
 }
 
 // Results for the host come in one piece or in several: the bits of norm_linear.
 TEST_F(CudaModelOps, ResultsForTheHostAreTheSame) {
-  for (const Shape shape : {Shape{304, 256}, Shape{70001, 64}}) {
-    const Weights w(*ops_, normal(shape.rows * shape.cols, 0.1f), DType::kBFloat16, shape.rows, shape.cols);
-    const There norm(*ops_, normal(shape.cols));
-    for (const Pass pass : kPasses) {
-      for (const std::int64_t rows : {1, 16, 33}) {
-        ops_->begin({pass, {}, {}, {}});
-        const There x(*ops_, normal(rows * shape.cols)), normed(*ops_, normal(rows * shape.cols));
-        const There y(*ops_, normal(rows * shape.rows)), work(*ops_, normal(rows * shape.rows));
-        const Projection one{w.there, y.get()}, other{w.there, work.get()};
-        ops_->norm_linear(x.get(), norm.get(), 1e-5f, rows, normed.get(), {&one, 1});
-        const float* host = ops_->norm_linear_to_host(x.get(), norm.get(), 1e-5f, rows, normed.get(), other);
-        ops_->finish();
-        EXPECT_TRUE(same_bits(host, y.back(rows * shape.rows).data(), index(rows * shape.rows)))
-            << name_of(DType::kBFloat16, shape, rows, pass);
+  for (const DType dtype : {DType::kBFloat16, DType::kInt8}) {
+    for (const Shape shape : {Shape{304, 256}, Shape{70001, 64}}) {
+      const Weights w(*ops_, normal(shape.rows * shape.cols, 0.1f), dtype, shape.rows, shape.cols);
+      const There norm(*ops_, normal(shape.cols));
+      for (const Pass pass : kPasses) {
+        for (const std::int64_t rows : {1, 16, 33}) {
+          ops_->begin({pass, {}, {}, {}});
+          const There x(*ops_, normal(rows * shape.cols)), normed(*ops_, normal(rows * shape.cols));
+          const There y(*ops_, normal(rows * shape.rows)), work(*ops_, normal(rows * shape.rows));
+          const Projection one{w.there, y.get()}, other{w.there, work.get()};
+          ops_->norm_linear(x.get(), norm.get(), 1e-5f, rows, normed.get(), {&one, 1});
+          const float* host = ops_->norm_linear_to_host(x.get(), norm.get(), 1e-5f, rows, normed.get(), other);
+          ops_->finish();
+          EXPECT_TRUE(same_bits(host, y.back(rows * shape.rows).data(), index(rows * shape.rows)))
+              << name_of(dtype, shape, rows, pass);
+        }
       }
     }
   }

@@ -43,8 +43,7 @@ inline ErrorModel error_model(std::string_view kernel, const Problem& problem) {
 // The same of linear maps (model_ops.h).
 inline LinearModel linear_model(DType weights) {
   LinearModel model;
-  if (weights == DType::kInt8) model.activations = Activations::kInt8Groups;
-  if (weights == DType::kBFloat16) {
+  if (weights == DType::kBFloat16 || weights == DType::kInt8) {
     model.activations = Activations::kBFloat16;
     model.unit_roundoff = 0x1p-22;
     model.flushes_subnormals = true;  // what tensor cores do with them is not documented

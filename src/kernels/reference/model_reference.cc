@@ -35,8 +35,10 @@ double weight_at(const WeightMatrix& w, std::int64_t row, std::int64_t col) {
 
 // A sum of n products in any order: each product goes through its own rounding and n - 1 additions, so n roundings of
 // its size. With int8 the products of a group are summed exactly, and what is added up are groups, each a product with
-// a product of scales (2 roundings); within a group lanes may be kept apart up to the end (kWeightGroup more). One more
-// for adding to y, and one for BF16 instructions, which round a product before they add it to its neighbour.
+// a product of scales (2 roundings); within a group lanes may be kept apart up to the end (kWeightGroup more). Where
+// activations are bfloat16 a group's products are exact and their sum is not (as many more), and only the weights have
+// scales. One more for adding to y, and one for BF16 instructions, which round a product before they add it to its
+// neighbour.
 double linear_roundings(const WeightMatrix& w) {
   const std::int64_t terms = w.dtype == DType::kInt8 ? w.cols / w.group + kWeightGroup : w.cols;
   return static_cast<double>(terms + 3);

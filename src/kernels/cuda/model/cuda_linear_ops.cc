@@ -7,9 +7,18 @@
 #include "kernels/cuda/model/cuda_model_ops.h"
 #include "kernels/cuda/model/linear_kernels.h"
 #include "kernels/cuda/model/model_kernels.h"
-#include "kernels/cuda/ranks/row_kernels.h"
 
 namespace treeattn::kernels::cuda {
+namespace {
+
+// `count` rows of w from `first` on; all of them where it is 0.
+StreamedMap map_of(const WeightMatrix& w, float* y, std::int64_t first = 0, std::int64_t count = 0) {
+  const std::int64_t elements = first * w.cols;
+  const auto* data = static_cast<const std::byte*>(w.data) + static_cast<std::size_t>(elements) * dtype_size(w.dtype);
+  return {data, y, count == 0 ? w.rows : count, w.rows, w.scales == nullptr ? nullptr : w.scales + elements / w.group};
+}
+
+}  // namespace
 
 NextNorm CudaModelOps::norm_memory(const float* norm, std::int64_t rows, std::int64_t cols) {
   const auto count = static_cast<std::size_t>(rows * cols);
@@ -40,33 +49,17 @@ std::uint16_t* CudaModelOps::rounded_copy(const float* x, std::int64_t rows, std
   return rounded_rows(rows * cols);
 }
 
-void CudaModelOps::linear_bf16(Kernel kernel, const WeightMatrix& w, const StreamedRows& x, std::int64_t rows, float* y,
-                               bool add, const float* next_norm) {
-  const auto* weights = static_cast<const std::uint16_t*>(w.data);
+void CudaModelOps::linear_rounded(Kernel kernel, const WeightMatrix& w, const StreamedRows& x, std::int64_t rows,
+                                  float* y, bool add, const float* next_norm) {
   if (kernel == Kernel::kProduct) {
+    const auto* weights = static_cast<const std::uint16_t*>(w.data);
     return product_.multiply(weights, x.rounded, rows, w.rows, w.cols, y, add, queue_.stream);
   }
-  const StreamedMap map{weights, y, w.rows};
+  const StreamedMap map = map_of(w, y);
   if (!add) return stream_linear({&map, 1}, w.cols, x, rows, queue_);
   const bool prepares = next_norm != nullptr && w.rows % kNormPart == 0;
   stream_added(map, w.cols, x, rows, prepares ? norm_memory(next_norm, rows, w.rows) : NextNorm{}, queue_);
   if (prepares) ready_ = {y, next_norm, rows};
-}
-
-void CudaModelOps::linear_int8(const WeightMatrix& w, const float* x, std::int64_t rows, float* y, bool add) {
-  RowConversion conversion;
-  conversion.from = reinterpret_cast<const std::byte*>(x);
-  conversion.heads = static_cast<int>(w.cols / w.group);
-  conversion.dim = static_cast<int>(w.group);
-  conversion.token_stride = w.cols;
-  conversion.head_stride = w.group;
-  conversion.tokens = rows;
-  conversion.to_type = DType::kInt8;
-  conversion.to = static_cast<std::byte*>(scratch(quantised_, static_cast<std::size_t>(rows * w.cols)));
-  conversion.to_scales =
-      static_cast<float*>(scratch(scales_, static_cast<std::size_t>(rows * conversion.heads) * sizeof(float)));
-  convert_rows(conversion, queue_.stream);
-  plain_linear_int8(w, reinterpret_cast<const std::int8_t*>(conversion.to), conversion.to_scales, rows, y, add, queue_);
 }
 
 void CudaModelOps::linear_of(const WeightMatrix& w, const float* x, std::int64_t rows, float* y, bool add,
@@ -78,9 +71,9 @@ void CudaModelOps::linear_of(const WeightMatrix& w, const float* x, std::int64_t
   const Kernel kernel = kernel_of(w);
   if (kernel == Kernel::kPlain) {
     forget();
-    return w.dtype == DType::kInt8 ? linear_int8(w, x, rows, y, add) : plain_linear(w, x, rows, y, add, queue_);
+    return plain_linear(w, x, rows, y, add, queue_);
   }
-  linear_bf16(kernel, w, rows_for(kernel, x, nullptr, 0, rows, w.cols), rows, y, add, next_norm);
+  linear_rounded(kernel, w, rows_for(kernel, x, nullptr, 0, rows, w.cols), rows, y, add, next_norm);
 }
 
 void CudaModelOps::linear(const WeightMatrix& w, const float* x, std::int64_t rows, float* y, bool add) {
@@ -95,7 +88,7 @@ void CudaModelOps::add_linear(const WeightMatrix& w, const float* x, std::int64_
 void CudaModelOps::norm_linear(const float* x, const float* norm, float eps, std::int64_t rows, float* normed,
                                std::span<const Projection> projections) {
   bool alike = !projections.empty() && projections.size() <= kStreamedMaps;
-  for (const Projection& one : projections) alike = alike && kernel_of(one.w) == kernel_of(projections.front().w);
+  for (const Projection& one : projections) alike = alike && same_kernel(one.w, projections.front().w);
   if (!alike || kernel_of(projections.front().w) == Kernel::kPlain)
     return ModelOps::norm_linear(x, norm, eps, rows, normed, projections);
   if (rows == 0) return;
@@ -105,8 +98,8 @@ void CudaModelOps::norm_linear(const float* x, const float* norm, float eps, std
   const StreamedRows normalised = rows_for(kernel, x, norm, eps, rows, cols);
   std::vector<StreamedMap> maps;
   for (const Projection& one : projections) {
-    if (kernel == Kernel::kProduct) linear_bf16(kernel, one.w, normalised, rows, one.y, false, nullptr);
-    maps.push_back({static_cast<const std::uint16_t*>(one.w.data), one.y, one.w.rows});
+    if (kernel == Kernel::kProduct) linear_rounded(kernel, one.w, normalised, rows, one.y, false, nullptr);
+    maps.push_back(map_of(one.w, one.y));
   }
   if (kernel == Kernel::kStream) stream_linear(maps, cols, normalised, rows, queue_);
 }
@@ -115,8 +108,8 @@ bool CudaModelOps::norm_linear_step(const float* x, const float* norm, float eps
                                     std::span<const Projection> qkv, const StepTarget& target) {
   std::vector<StreamedMap> maps;
   for (const Projection& one : qkv) {
-    if (kernel_of(one.w) != Kernel::kStream) return false;
-    maps.push_back({static_cast<const std::uint16_t*>(one.w.data), nullptr, one.w.rows});
+    if (kernel_of(one.w) != Kernel::kStream || !same_kernel(one.w, qkv.front().w)) return false;
+    maps.push_back(map_of(one.w, nullptr));
   }
   if (!takes_step(target, rows)) return false;
   const UseDevice use(gpu());
@@ -155,8 +148,7 @@ const float* CudaModelOps::norm_linear_to_host(const float* x, const float* norm
   const auto pitch = static_cast<std::size_t>(outputs) * sizeof(float);
   for (std::int64_t first = 0; first < outputs; first += step) {
     const std::int64_t count = std::min(step, outputs - first);
-    const StreamedMap map{static_cast<const std::uint16_t*>(one.w.data) + first * one.w.cols, one.y + first, count,
-                          outputs};
+    const StreamedMap map = map_of(one.w, one.y + first, first, count);
     stream_linear({&map, 1}, one.w.cols, normalised, rows, queue_);
     order(queue_.stream, copies_);
     check(cudaMemcpy2DAsync(host + first, pitch, one.y + first, pitch, static_cast<std::size_t>(count) * sizeof(float),
@@ -168,8 +160,9 @@ const float* CudaModelOps::norm_linear_to_host(const float* x, const float* norm
 }
 
 void CudaModelOps::feed_forward(const FeedForward& f, std::int64_t rows, float* x) {
-  const Kernel gate = kernel_of(f.gate), up = kernel_of(f.up), down = kernel_of(f.down);
-  if (gate != up || gate == Kernel::kPlain || down == Kernel::kPlain) return ModelOps::feed_forward(f, rows, x);
+  const Kernel gate = kernel_of(f.gate), down = kernel_of(f.down);
+  if (!same_kernel(f.gate, f.up) || gate == Kernel::kPlain || down == Kernel::kPlain)
+    return ModelOps::feed_forward(f, rows, x);
   if (rows == 0) return;
   const UseDevice use(gpu());
   const std::int64_t cols = f.gate.cols, dim = f.gate.rows;
@@ -177,15 +170,14 @@ void CudaModelOps::feed_forward(const FeedForward& f, std::int64_t rows, float* 
       static_cast<std::uint16_t*>(scratch(activated_, static_cast<std::size_t>(rows * dim) * sizeof(std::uint16_t)));
   const StreamedRows normalised = rows_for(gate, x, f.norm, f.eps, rows, cols);
   if (gate == Kernel::kStream) {
-    stream_gated(static_cast<const std::uint16_t*>(f.gate.data), static_cast<const std::uint16_t*>(f.up.data), dim,
-                 cols, normalised, rows, activated, queue_);
+    stream_gated(map_of(f.gate, nullptr), map_of(f.up, nullptr), cols, normalised, rows, activated, queue_);
   } else {
     float* ups = f.gate_up + rows * dim;
-    linear_bf16(gate, f.gate, normalised, rows, f.gate_up, false, nullptr);
-    linear_bf16(up, f.up, normalised, rows, ups, false, nullptr);
+    linear_rounded(gate, f.gate, normalised, rows, f.gate_up, false, nullptr);
+    linear_rounded(gate, f.up, normalised, rows, ups, false, nullptr);
     swiglu_to_bfloat16(f.gate_up, ups, rows * dim, activated, queue_);
   }
-  linear_bf16(down, f.down, {activated, nullptr, 0}, rows, x, true, f.next_norm);
+  linear_rounded(down, f.down, {activated, nullptr, 0}, rows, x, true, f.next_norm);
 }
 
 }  // namespace treeattn::kernels::cuda

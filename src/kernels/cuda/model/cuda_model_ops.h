@@ -67,7 +67,12 @@ class CudaModelOps final : public ModelOps {
   enum class Kernel { kStream, kProduct, kPlain };
   Kernel kernel_of(const WeightMatrix& w) const {
     if (!can_stream(w)) return Kernel::kPlain;
-    return pass_ == Pass::kPrefill && w.rows % 8 == 0 ? Kernel::kProduct : Kernel::kStream;
+    const bool multiplies = pass_ == Pass::kPrefill && w.dtype == DType::kBFloat16 && w.rows % 8 == 0;
+    return multiplies ? Kernel::kProduct : Kernel::kStream;
+  }
+  // Whether one launch may have both.
+  bool same_kernel(const WeightMatrix& a, const WeightMatrix& b) const {
+    return a.dtype == b.dtype && kernel_of(a) == kernel_of(b);
   }
   // What the call before has left for this one: rows of x in bfloat16, on their way through `norm` or as they are.
   // Whatever else is called first forgets it.
@@ -80,9 +85,8 @@ class CudaModelOps final : public ModelOps {
   void forget() { ready_ = {}; }
   bool take_ready(const Ready& wanted) { return std::exchange(ready_, {}) == wanted; }
 
-  void linear_bf16(Kernel kernel, const WeightMatrix& w, const StreamedRows& x, std::int64_t rows, float* y, bool add,
-                   const float* next_norm);
-  void linear_int8(const WeightMatrix& w, const float* x, std::int64_t rows, float* y, bool add);
+  void linear_rounded(Kernel kernel, const WeightMatrix& w, const StreamedRows& x, std::int64_t rows, float* y,
+                      bool add, const float* next_norm);
   void linear_of(const WeightMatrix& w, const float* x, std::int64_t rows, float* y, bool add, const float* next_norm);
   // Rows of x, normalised where norm is not null, as the kernel wants them.
   StreamedRows rows_for(Kernel kernel, const float* x, const float* norm, float eps, std::int64_t rows,
@@ -118,7 +122,7 @@ class CudaModelOps final : public ModelOps {
   std::vector<std::int32_t> tokens_;     // of the pass
   std::vector<std::int64_t> positions_;  // that angles_ are of
   std::vector<double> frequencies_;      // the same
-  DeviceBuffer frequencies_there_, angles_, rounded_, normalised_, squares_, activated_, quantised_, scales_;
+  DeviceBuffer frequencies_there_, angles_, rounded_, normalised_, squares_, activated_;
   std::int64_t generation_ = 0;  // of these buffers: what was recorded holds their addresses
   Ready ready_;
   std::vector<std::int64_t> seen_;

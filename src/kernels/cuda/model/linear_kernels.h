@@ -11,17 +11,18 @@
 
 namespace treeattn::kernels::cuda {
 
-// ---- bfloat16 weights on tensor cores
+// ---- bfloat16 and int8 weights on tensor cores
 
 inline constexpr std::int64_t kStreamedRows = 16;  // most rows of one launch
 inline constexpr int kStreamedMaps = 3;            // and most maps
 
-// y [rows, w.rows] = x w^T for each of the maps; or some columns of a wider y.
+// y [rows, w.rows] = x w^T for each of the maps, whose weights are of one type; or some columns of a wider y.
 struct StreamedMap {
-  const std::uint16_t* w = nullptr;
+  const void* w = nullptr;
   float* y = nullptr;
-  std::int64_t rows = 0;   // of w
-  std::int64_t pitch = 0;  // floats from one row of y to the next; 0: rows
+  std::int64_t rows = 0;          // of w
+  std::int64_t pitch = 0;         // floats from one row of y to the next; 0: rows
+  const float* scales = nullptr;  // null: bfloat16; else int8, and a scale for every kWeightGroup columns of a row
 };
 
 // Rows of x in bfloat16. Where a norm comes before the map they are only multiplied by its weights, and come with sums
@@ -52,16 +53,13 @@ void stream_added(const StreamedMap& map, std::int64_t cols, const StreamedRows&
 bool takes_step(const StepTarget& target, std::int64_t rows);
 void stream_step(std::span<const StreamedMap> qkv, std::int64_t cols, const StreamedRows& x, std::int64_t rows,
                  const StepTarget& target, const Queue& queue);
-// y [rows, gate_rows] = swiglu(x gate^T, x up^T), in bfloat16.
-void stream_gated(const std::uint16_t* gate, const std::uint16_t* up, std::int64_t gate_rows, std::int64_t cols,
-                  const StreamedRows& x, std::int64_t rows, std::uint16_t* y, const Queue& queue);
+// y [rows, gate.rows] = swiglu(x gate^T, x up^T), in bfloat16, and not to the y of the maps.
+void stream_gated(const StreamedMap& gate, const StreamedMap& up, std::int64_t cols, const StreamedRows& x,
+                  std::int64_t rows, std::uint16_t* y, const Queue& queue);
 
 // ---- every type and size, in float32
 
-// x as the contract of model_ops.h has it: float32, rounded here where the weights are bfloat16.
+// x as the contract of model_ops.h has it: float32, rounded here where the weights are bfloat16 or int8.
 void plain_linear(const WeightMatrix& w, const float* x, std::int64_t rows, float* y, bool add, const Queue& queue);
-// int8 weights meet activations in int8: x [rows, cols], scales [rows, cols / group].
-void plain_linear_int8(const WeightMatrix& w, const std::int8_t* x, const float* scales, std::int64_t rows, float* y,
-                       bool add, const Queue& queue);
 
 }  // namespace treeattn::kernels::cuda

@@ -29,50 +29,17 @@ __global__ void plain_kernel(WeightMatrix w, const float* x, std::int64_t rows, 
   if (n >= w.rows) return;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const std::byte* weights = static_cast<const std::byte*>(w.data) + n * w.cols * element_size(w.dtype);
-  const bool rounds = w.dtype == DType::kBFloat16;
+  const bool rounds = w.dtype == DType::kBFloat16 || w.dtype == DType::kInt8;
   for (std::int64_t first = 0; first < rows; first += kRowsAtOnce) {
     float sum[kRowsAtOnce] = {};
     for (int i = lane; i < w.cols; i += kLanes) {
-      const float weight = load_element(weights, i, w.dtype);
+      float weight = load_element(weights, i, w.dtype);
+      if (w.dtype == DType::kInt8) weight *= w.scales[(n * w.cols + i) / w.group];
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
         if (first + r >= rows) continue;
         const float value = x[(first + r) * w.cols + i];
         sum[r] = __fmaf_rn(weight, rounds ? base::bfloat16_to_float(base::float_to_bfloat16(value)) : value, sum[r]);
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < kRowsAtOnce; ++r) {
-      const float all = sum_of_warp(sum[r]);
-      if (lane == 0 && first + r < rows) store(y + (first + r) * w.rows + n, all, add);
-    }
-  }
-}
-
-// 16 bytes of a group at a time: their products are added exactly.
-__global__ void int8_kernel(WeightMatrix w, const std::int8_t* x, const float* scales, std::int64_t rows, float* y,
-                            bool add) {
-  constexpr int kUnit = 16;
-  let_next_start();
-  wait_for_earlier();
-  const std::int64_t n = row_of_warp();
-  if (n >= w.rows) return;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, units = static_cast<int>(w.cols / kUnit);
-  const std::int64_t row_groups = w.cols / w.group;
-  const auto* weights = reinterpret_cast<const int4*>(static_cast<const std::int8_t*>(w.data) + n * w.cols);
-  for (std::int64_t first = 0; first < rows; first += kRowsAtOnce) {
-    float sum[kRowsAtOnce] = {};
-    for (int i = lane; i < units; i += kLanes) {
-      const int4 a = weights[i];
-      const std::int64_t group = i * kUnit / w.group;
-      const float scale = w.scales[n * row_groups + group];
-#pragma unroll
-      for (int r = 0; r < kRowsAtOnce; ++r) {
-        if (first + r >= rows) continue;
-        const int4 b = reinterpret_cast<const int4*>(x + (first + r) * w.cols)[i];
-        const int products = __dp4a(a.w, b.w, __dp4a(a.z, b.z, __dp4a(a.y, b.y, __dp4a(a.x, b.x, 0))));
-        const float both = scale * scales[(first + r) * row_groups + group];
-        sum[r] = __fmaf_rn(both, static_cast<float>(products), sum[r]);
       }
     }
 #pragma unroll
@@ -91,13 +58,6 @@ void plain_linear(const WeightMatrix& w, const float* x, std::int64_t rows, floa
   if (rows == 0) return;
   start_dependent(plain_kernel, blocks_of(w), kWarps * kLanes, queue.overlaps, queue.stream, "linear map", w, x, rows,
                   y, add);
-}
-
-void plain_linear_int8(const WeightMatrix& w, const std::int8_t* x, const float* scales, std::int64_t rows, float* y,
-                       bool add, const Queue& queue) {
-  if (rows == 0) return;
-  start_dependent(int8_kernel, blocks_of(w), kWarps * kLanes, queue.overlaps, queue.stream, "linear map", w, x, scales,
-                  rows, y, add);
 }
 
 }  // namespace treeattn::kernels::cuda

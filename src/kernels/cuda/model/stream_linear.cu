@@ -5,7 +5,7 @@
 //
 // Tensor cores want the weights of a thread as pairs of columns 2t and 2t + 8 of 16. Which column is called which is
 // free as long as x agrees: a thread's 16 bytes, columns 8t to 8t + 7 of 32, are the pairs of two products, and go to
-// the tensor core as they are.
+// the tensor core as they are. int8 weights become bfloat16 on that way (stream_weights.cuh).
 //
 // Each warp has its weights of the next groups on their way into shared memory, where no other warp reads them: so
 // there is nothing to wait for but its own copies. They run on over the ends of tiles, and the first ones are started
@@ -17,6 +17,7 @@
 
 #include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/model/stream_rows.cuh"
+#include "kernels/cuda/model/stream_weights.cuh"
 
 namespace treeattn::kernels::cuda {
 namespace {
@@ -24,26 +25,29 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 static_assert(kThreads == kNormThreads);
-constexpr int kGroup = 128;  // columns a warp takes at a time
-constexpr int kStep = 32;    // columns of one load of a thread's row: two products
 
 // ---- what is on its way
 
 // Of the groups of a warp: weights of kTiles tiles, and x where it is not in shared memory anyway.
-template <int kTiles>
+template <int kTiles, class Weights>
 struct Slot {
-  static constexpr int kWeights = 16 * kTiles * kGroup * 2;  // bytes
-  static constexpr int kRow = kGroup * 2;                    // of a row
-  // A unit of 16 bytes of a row of either half; two rows that are read together lie in different banks.
+  static constexpr int kWeightRow = kGroup * Weights::kBytes;
+  static constexpr int kScales = 16 * kTiles * kWeightRow;  // bytes before them
+  static constexpr int kWeights = kScales + 16 * kTiles * Weights::kScaleBytes;
+  static constexpr int kRow = kGroup * 2;  // of a row of x
+  // A unit of 16 bytes of a row of either half, and the row's scales.
   __device__ static int weight(int half, int row, int unit) {
-    return (half * 8 * kTiles + row) * kRow + (unit ^ row % 2 * 4) * 16;
+    return (half * 8 * kTiles + row) * kWeightRow + Weights::exchanged(row, unit) * 16;
   }
+  __device__ static int scales(int half, int row) { return kScales + (half * 8 * kTiles + row) * Weights::kScaleBytes; }
   __host__ __device__ static int bytes(int rows, bool with_rows) { return kWeights + (with_rows ? rows * kRow : 0); }
 };
 
 // The copies of one warp, in the order in which it works on them.
-template <int kTiles>
+template <int kTiles, class Weights>
 class Copies {
+  using Place = Slot<kTiles, Weights>;
+
  public:
   __device__ Copies(const StreamTask& task, int warp, int lane_number, int turn_count)
       : t(task), number(warp), lane(lane_number), turns(turn_count), tile(static_cast<int>(blockIdx.x)) {
@@ -52,21 +56,22 @@ class Copies {
 
   __device__ int column_of(int of_turn) const { return (number + of_turn * kWarps) * kGroup + lane % 4 * 8; }
 
-  // The weights of the next group into a slot; nothing after the last. Two rows at a time, 256 bytes of each.
+  // The weights of the next group into a slot; nothing after the last. Two rows at a time, 256 bytes of each; or four
+  // and 128.
   __device__ void start_weights(std::uint32_t slot) {
     if (tile < t.tiles && turns > 0) {
-      const int column = (number + turn * kWarps) * kGroup + lane % 16 * 8;
+      const int column = (number + turn * kWarps) * kGroup + lane % kUnits * (16 / Weights::kBytes);
       const bool there = column < t.cols;
-      const std::int64_t two_rows = 2 * static_cast<std::int64_t>(t.cols);
-      const std::uint16_t* from[2] = {low + column, high + column};
+      const std::int64_t next_rows = kRowsAtOnce * static_cast<std::int64_t>(t.cols) * Weights::kBytes;
+      const std::byte* from[2] = {low + column * Weights::kBytes, high + column * Weights::kBytes};
 #pragma unroll
-      for (int i = 0; i < 8 * kTiles; ++i) {  // kTiles * 4 of either half
-        const int half = i / (4 * kTiles), row = i % (4 * kTiles) * 2 + lane / 16;
+      for (int i = 0; i < 2 * kCopies; ++i) {
+        const int half = i / kCopies, row = i % kCopies * kRowsAtOnce + lane / kUnits;
         const bool valid = there && row < (half == 0 ? low_rows : high_rows);
-        copy_async_16(slot + Slot<kTiles>::weight(half, row, lane % 16), valid ? from[half] : t.weights[0].matrix,
-                      valid);
-        from[half] += two_rows;
+        copy_async_16(slot + Place::weight(half, row, lane % kUnits), valid ? from[half] : t.weights[0].matrix, valid);
+        from[half] += next_rows;
       }
+      if constexpr (Weights::kScaleBytes > 0) start_scales(slot);
     }
   }
   // x of the group `of_turn`, behind its weights.
@@ -78,8 +83,8 @@ class Copies {
       for (int s = 0; s < kGroup / kStep; ++s) {
         const int column = first + s * kStep;
         const bool there = column < t.cols;
-        copy_async_16(slot + Slot<kTiles>::kWeights + row * Slot<kTiles>::kRow + (s * 4 + lane % 4) * 16,
-                      from + (there ? column : 0), there);
+        copy_async_16(slot + Place::kWeights + row * Place::kRow + (s * 4 + lane % 4) * 16, from + (there ? column : 0),
+                      there);
       }
     }
   }
@@ -93,31 +98,43 @@ class Copies {
   }
 
  private:
+  static constexpr int kUnits = Place::kWeightRow / 16;                                // of a row; a lane each
+  static constexpr int kRowsAtOnce = 32 / kUnits, kCopies = 8 * kTiles / kRowsAtOnce;  // of either half
+
   __device__ void find_rows() {
     if (tile >= t.tiles) return;
     const TileRows<8 * kTiles> rows(t, tile);
     const WeightRows &lows = t.weights[rows.map], &highs = t.weights[rows.high_source];
     low_rows = lows.rows - rows.low;
     high_rows = highs.rows - rows.high;
-    low = lows.matrix + static_cast<std::int64_t>(rows.low + lane / 16) * t.cols;
-    high = highs.matrix + static_cast<std::int64_t>(rows.high + lane / 16) * t.cols;
+    low = lows.matrix + static_cast<std::int64_t>(rows.low + lane / kUnits) * t.cols * Weights::kBytes;
+    high = highs.matrix + static_cast<std::int64_t>(rows.high + lane / kUnits) * t.cols * Weights::kBytes;
+    if constexpr (Weights::kScaleBytes > 0) {
+      const std::int64_t pitch = t.cols / kStep;
+      low_scales = lows.scales + rows.low * pitch;
+      high_scales = highs.scales + rows.high * pitch;
+    }
+  }
+  // A lane to a scale: rows of scales need not begin at a multiple of 16 bytes.
+  __device__ void start_scales(std::uint32_t slot) const {
+    constexpr int kOfRow = kGroup / kStep, kRows = 32 / kOfRow;
+    const int pitch = t.cols / kStep, at = (number + turn * kWarps) * kOfRow + lane % kOfRow;
+#pragma unroll
+    for (int i = 0; i < 16 * kTiles / kRows; ++i) {
+      const int half = i / (8 * kTiles / kRows), row = i % (8 * kTiles / kRows) * kRows + lane / kOfRow;
+      const bool valid = at < pitch && row < (half == 0 ? low_rows : high_rows);
+      const float* from = (half == 0 ? low_scales : high_scales) + static_cast<std::int64_t>(row) * pitch + at;
+      copy_async_4(slot + Place::scales(half, row) + lane % kOfRow * 4, valid ? from : t.weights[0].scales, valid);
+    }
   }
 
   const StreamTask& t;
   const int number, lane, turns;
   int tile, turn = 0;
-  const std::uint16_t *low = nullptr, *high = nullptr;  // of the row that this lane copies first
-  int low_rows = 0, high_rows = 0;                      // that there are from the tile's first on
+  const std::byte *low = nullptr, *high = nullptr;  // of the row that this lane copies first
+  int low_rows = 0, high_rows = 0;                  // that there are from the tile's first on
+  const float *low_scales = nullptr, *high_scales = nullptr;
 };
-
-__device__ inline uint4 load_shared(std::uint32_t address) {
-  uint4 value;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "r"(address)
-               : "memory");
-  return value;
-}
 
 __device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until all but the last kLeft of them are there.
@@ -128,22 +145,24 @@ __device__ void wait_for_copies() {
 
 // kColumns: n8 tiles of rows of x; kStages: groups on their way; kHolds: x is one row, which lies in shared memory
 // and is not brought with the weights again for every tile.
-template <int kTiles, int kColumns, int kStages, bool kHolds>
+template <int kTiles, int kColumns, int kStages, bool kHolds, class Weights>
 __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) stream_kernel(const __grid_constant__ StreamTask t) {
+  using Place = Slot<kTiles, Weights>;
+  constexpr int kEarly = std::min(Weights::kEarly, kStages);
   extern __shared__ __align__(16) std::byte memory[];
   __shared__ float4 sums[2][kWarps][kTiles * kColumns][32];
   __shared__ float squares[8 * kColumns][kWarps];  // sums of the rows' squares, each to be added up
   const int lane = static_cast<int>(threadIdx.x) % 32, number = static_cast<int>(threadIdx.x) / 32;
   const int groups = (t.cols + kGroup - 1) / kGroup;
   const int turns = number < groups ? (groups - number + kWarps - 1) / kWarps : 0;
-  const int slot_bytes = Slot<kTiles>::bytes(t.rows, !kHolds);
+  const int slot_bytes = Place::bytes(t.rows, !kHolds);
   const std::uint32_t ring = shared_address(memory) + number * kStages * slot_bytes;
   auto* const held = reinterpret_cast<std::uint16_t*>(memory + kWarps * kStages * slot_bytes);
 
-  Copies<kTiles> copies(t, number, lane, turns);
-  int row_turn[kStages];  // of x of the first groups, which is not there yet
+  Copies<kTiles, Weights> copies(t, number, lane, turns);
+  int row_turn[kEarly];  // of x of the first groups, which is not there yet
 #pragma unroll
-  for (int i = 0; i < kStages; ++i) {
+  for (int i = 0; i < kEarly; ++i) {
     row_turn[i] = copies.any() ? copies.next_turn() : -1;
     copies.start_weights(ring + i * slot_bytes);
     copies.advance();
@@ -152,17 +171,33 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) stream_kernel(c
   let_next_start();
   wait_for_earlier();
   if constexpr (kHolds) {
-    hold_row(t, held, squares, number, lane);
+    HeldRow row;
+    row.load(t);
+#pragma unroll
+    for (int i = kEarly; i < kStages; ++i) {
+      copies.start_weights(ring + i * slot_bytes);
+      copies.advance();
+      end_copies();
+    }
+    row.store(t, held, squares, number, lane);
     __syncthreads();
   } else {
 #pragma unroll
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < kEarly; ++i) {
       if (row_turn[i] >= 0) copies.start_rows(ring + i * slot_bytes, row_turn[i]);
       end_copies();  // the first of these with all weights above
+    }
+#pragma unroll
+    for (int i = kEarly; i < kStages; ++i) {
+      if (copies.any()) copies.start_rows(ring + i * slot_bytes, copies.next_turn());
+      copies.start_weights(ring + i * slot_bytes);
+      copies.advance();
+      end_copies();
     }
     if (turns == 0) add_squares_of_rows(t, squares, number, lane);
   }
 
+  const Weights weights;
   const std::uint32_t x_address = kHolds ? shared_address(held) : 0;
   float inverse_size[2] = {};  // of the two rows of x that this thread ends tiles of, once it has ended one
   int buffer = 0, stage = 0;
@@ -186,22 +221,15 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) stream_kernel(c
             if (row == 0 && column < t.cols) x[n] = load_shared(x_address + column * 2);
           } else {
             if (row < t.rows) {
-              x[n] = load_shared(slot + Slot<kTiles>::kWeights + row * Slot<kTiles>::kRow + (s * 4 + lane % 4) * 16);
+              x[n] = load_shared(slot + Place::kWeights + row * Place::kRow + (s * 4 + lane % 4) * 16);
             }
           }
         }
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
-          const int row = m * 8 + lane / 4, unit = s * 4 + lane % 4;
-          const uint4 low = load_shared(slot + Slot<kTiles>::weight(0, row, unit));
-          const uint4 high = load_shared(slot + Slot<kTiles>::weight(1, row, unit));
-          const std::uint32_t first[4] = {low.x, high.x, low.y, high.y};
-          const std::uint32_t second[4] = {low.z, high.z, low.w, high.w};
+          const auto w = weights.template load<Place>(slot, m * 8 + lane / 4, s, lane % 4);
 #pragma unroll
-          for (int n = 0; n < kColumns; ++n) {
-            multiply_add<__nv_bfloat16>(sum[m][n], first, x[n].x, x[n].y);
-            multiply_add<__nv_bfloat16>(sum[m][n], second, x[n].z, x[n].w);
-          }
+          for (int n = 0; n < kColumns; ++n) Weights::add(sum[m][n], w, x[n]);
         }
       }
       __syncwarp();
@@ -254,9 +282,9 @@ int shared_memory(cudaDeviceAttr of) {
 }
 
 // A kernel and what it needs.
-template <int kTiles, int kColumns, int kStages, bool kHolds>
+template <int kTiles, int kColumns, int kStages, bool kHolds, class Weights>
 struct Shape {
-  static constexpr auto kKernel = stream_kernel<kTiles, kColumns, kStages, kHolds>;
+  static constexpr auto kKernel = stream_kernel<kTiles, kColumns, kStages, kHolds, Weights>;
   static constexpr int kTileRows = 16 * kTiles;
   static constexpr int kStaticBytes =
       (2 * kTiles * kColumns * 32 * 4 + 8 * kColumns) * kWarps * static_cast<int>(sizeof(float));
@@ -271,25 +299,29 @@ struct Shape {
     return 2 * bytes <= shared_memory(cudaDevAttrMaxSharedMemoryPerMultiprocessor) ? 2 : 1;
   }
   static int dynamic_bytes(const StreamTask& task) {
-    return kWarps * kStages * Slot<kTiles>::bytes(task.rows, !kHolds) + (kHolds ? held_bytes(task) : 0);
+    return kWarps * kStages * Slot<kTiles, Weights>::bytes(task.rows, !kHolds) + (kHolds ? held_bytes(task) : 0);
   }
   static int held_bytes(const StreamTask& task) { return task.cols * 2; }
 };
 
+WeightRows weights_of(const StreamedMap& map) {
+  return {static_cast<const std::byte*>(map.w), map.scales, static_cast<int>(map.rows)};
+}
+
 // up: not null where map 0 is gates.
 template <class Chosen>
-void start_shape(StreamTask& task, std::span<const StreamedMap> maps, const std::uint16_t* up, const Queue& queue) {
+void start_shape(StreamTask& task, std::span<const StreamedMap> maps, const StreamedMap* up, const Queue& queue) {
   const std::int64_t tile_rows = up != nullptr ? Chosen::kTileRows / 2 : Chosen::kTileRows;
   for (std::size_t i = 0; i < kStreamedMaps; ++i) {
     task.first_tile[i] = task.tiles;
     if (i >= maps.size()) continue;
     task.maps[i] = maps[i];
     if (task.maps[i].pitch == 0) task.maps[i].pitch = maps[i].rows;
-    task.weights[i] = {maps[i].w, static_cast<int>(maps[i].rows)};
+    task.weights[i] = weights_of(maps[i]);
     task.tiles += static_cast<int>((maps[i].rows + tile_rows - 1) / tile_rows);
   }
   task.first_tile[kStreamedMaps] = task.tiles;
-  if (up != nullptr) task.weights[1] = {up, static_cast<int>(maps[0].rows)};
+  if (up != nullptr) task.weights[1] = weights_of(*up);
   // As much as the GPU gives, and not what this call needs: another thread may be about to start the same kernel.
   check(
       cudaFuncSetAttribute(reinterpret_cast<const void*>(Chosen::kKernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -305,19 +337,25 @@ constexpr int kManyTiles = 2;  // with more than 8 rows: x is as long as the wei
 
 // The first of these that this GPU has the shared memory for; the bits are the same.
 template <class First, class... Others>
-void start_first(StreamTask& task, std::span<const StreamedMap> maps, const std::uint16_t* up, const Queue& queue) {
+void start_first(StreamTask& task, std::span<const StreamedMap> maps, const StreamedMap* up, const Queue& queue) {
   if constexpr (sizeof...(Others) > 0) {
     if (!First::fits(task)) return start_first<Others...>(task, maps, up, queue);
   }
   start_shape<First>(task, maps, up, queue);
 }
 
-void start(StreamTask task, std::span<const StreamedMap> maps, const std::uint16_t* up, const Queue& queue) {
+template <class W>
+void start_with(StreamTask& task, std::span<const StreamedMap> maps, const StreamedMap* up, const Queue& queue) {
   if (task.rows <= 8) {
-    start_first<Shape<1, 1, 3, true>, Shape<1, 1, 3, false>, Shape<1, 1, 1, false>>(task, maps, up, queue);
+    start_first<Shape<1, 1, 3, true, W>, Shape<1, 1, 3, false, W>, Shape<1, 1, 1, false, W>>(task, maps, up, queue);
   } else {
-    start_first<Shape<kManyTiles, 2, 2, false>, Shape<1, 2, 1, false>>(task, maps, up, queue);
+    start_first<Shape<kManyTiles, 2, 2, false, W>, Shape<1, 2, 1, false, W>>(task, maps, up, queue);
   }
+}
+
+void start(StreamTask task, std::span<const StreamedMap> maps, const StreamedMap* up, const Queue& queue) {
+  const bool int8 = maps.front().scales != nullptr;
+  int8 ? start_with<Int8Weights>(task, maps, up, queue) : start_with<BFloat16Weights>(task, maps, up, queue);
 }
 
 // Of the rows of x from `first` on.
@@ -344,8 +382,8 @@ bool takes_step(const StepTarget& target, std::int64_t rows) {
 }
 
 bool can_stream(const WeightMatrix& w) {
-  return w.dtype == DType::kBFloat16 && w.cols % 8 == 0 && reinterpret_cast<std::uintptr_t>(w.data) % 16 == 0 &&
-         w.cols < (1 << 30) && w.rows < (1 << 30);
+  return (w.dtype == DType::kBFloat16 || w.dtype == DType::kInt8) && w.cols % 8 == 0 &&
+         reinterpret_cast<std::uintptr_t>(w.data) % 16 == 0 && w.cols < (1 << 30) && w.rows < (1 << 30);
 }
 
 void stream_linear(std::span<const StreamedMap> maps, std::int64_t cols, const StreamedRows& x, std::int64_t rows,
@@ -385,13 +423,12 @@ void stream_step(std::span<const StreamedMap> qkv, std::int64_t cols, const Stre
   }
 }
 
-void stream_gated(const std::uint16_t* gate, const std::uint16_t* up, std::int64_t gate_rows, std::int64_t cols,
-                  const StreamedRows& x, std::int64_t rows, std::uint16_t* y, const Queue& queue) {
-  for (std::int64_t first = 0; gate_rows > 0 && first < rows; first += kStreamedRows) {
+void stream_gated(const StreamedMap& gate, const StreamedMap& up, std::int64_t cols, const StreamedRows& x,
+                  std::int64_t rows, std::uint16_t* y, const Queue& queue) {
+  for (std::int64_t first = 0; gate.rows > 0 && first < rows; first += kStreamedRows) {
     StreamTask task = task_of(x, first, rows, cols);
-    task.activated = y + first * gate_rows;
-    const StreamedMap gates{gate, nullptr, gate_rows};
-    start(task, {&gates, 1}, up, queue);
+    task.activated = y + first * gate.rows;
+    start(task, {&gate, 1}, &up, queue);
   }
 }
 

@@ -10,9 +10,10 @@
 
 namespace treeattn::kernels::cuda {
 
-// A matrix of weights.
+// A matrix of weights, and its scales where it has any.
 struct WeightRows {
-  const std::uint16_t* matrix = nullptr;
+  const std::byte* matrix = nullptr;
+  const float* scales = nullptr;
   int rows = 0;
 };
 
