@@ -16,6 +16,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <random>
 #include <span>
 #include <string>
 #include <utility>
@@ -339,6 +340,96 @@ TEST_P(TargetTest, ScalesThatAreNotFiniteShowExactlyWhereTheyMust) {
   }
 }
 
+// The scale makes a weight vanish: it is not the weight of a hidden key, and NaN times nothing is NaN.
+TEST_P(TargetTest, NanShowsHoweverSmallItsScale) {
+  for (const float scale : {0.0f, 1e-45f, -1e-30f}) {
+    for (const std::int64_t token : {98, 97, 40}) {  // some queries do not see the first two
+      Case shape;
+      shape.name = "nan of scale " + std::to_string(scale) + ", token " + std::to_string(token);
+      shape.queries = 4;
+      shape.heads = 6;
+      shape.tokens = 100;
+      shape.causal = true;
+      shape.k_type = shape.v_type = DType::kFp8E4M3;
+      shape.fp8_scales = true;
+      shape.data = DataKind::kLargeLogits;
+      CaseData data(shape, 4);
+      data.set_v(0, token, 1, 3, kNan);
+      data.set_v_scale(0, token, 1, scale);
+      check(data, bits_of(scale));
+    }
+  }
+}
+
+// Numbers that break things, anywhere, several at once. The oracle knows where they must show.
+TEST_P(TargetTest, RandomCasesWithSpoiledNumbersAreWithinBounds) {
+  const float spoilers[] = {kNan, kInf, -kInf, 0.0f, 1e-45f, -1e-38f, 3e38f, -1e30f, 1e5f};
+  const std::uint64_t seed = random_seed();
+  std::mt19937_64 engine(seed);
+  const auto below = [&](std::int64_t n) {
+    return static_cast<std::int64_t>(engine() % static_cast<std::uint64_t>(n));
+  };
+  for (const Case& shape : random_cases(seed + 2, 120 / thinning())) {
+    CaseData data(shape, seed);
+    const AttentionInput in = data.input();
+    for (std::int64_t left = below(6); left > 0; --left) {
+      const float x = spoilers[below(std::ssize(spoilers))];
+      const std::int64_t b = below(shape.batch), h = below(shape.kv_heads), what = below(5);
+      if (what == 0) data.set_q(b, below(shape.queries), below(shape.heads), below(shape.head_dim), x);
+      if (what == 0 || data.length(b) == 0) continue;
+      const std::int64_t token = below(data.length(b));
+      if (what == 1 && shape.k_type != DType::kInt8) data.set_k(b, token, h, below(shape.head_dim), x);
+      if (what == 2 && shape.v_type != DType::kInt8) data.set_v(b, token, h, below(shape.v_dim), x);
+      if (what == 3 && in.k.scales != nullptr) data.set_k_scale(b, token, h, x);
+      if (what == 4 && in.v.scales != nullptr) data.set_v_scale(b, token, h, x);
+    }
+    check(data, " spoiled");
+  }
+}
+
+// A head that has to be computed in another way must not take along those it happens to be grouped with: how many these
+// are depends on the number of threads.
+TEST_P(TargetTest, WhatIsInOneHeadChangesNoBitsOfAnother) {
+  for (const DType dtype : kAllDTypes) {
+    Case shape;
+    shape.queries = 2;
+    shape.heads = 6;
+    shape.kv_heads = 3;
+    shape.tokens = 600;
+    shape.causal = true;  // the first query does not see the last key
+    shape.order.chunk_tokens = 64;
+    shape.k_type = shape.v_type = dtype;
+    shape.fp8_scales = true;
+    const CaseData clean(shape, 5);
+    const Problem problem = make_problem(clean.input(), clean.options());
+    const std::vector<float> want = states_on(target(), problem, 1);
+    CaseData key(shape, 5), value(shape, 5);
+    if (dtype == DType::kInt8) {
+      key.set_k_scale(0, 599, 1, kNan);
+      value.set_v_scale(0, 599, 1, kNan);
+    } else {
+      key.set_k(0, 599, 1, 3, kNan);
+      value.set_v(0, 599, 1, 3, kNan);
+    }
+    for (const CaseData* spoiled : {&key, &value}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + (spoiled == &key ? ", a key" : ", a value"));
+      const std::vector<float> got = states_on(target(), make_problem(spoiled->input(), spoiled->options()), 1);
+      const std::size_t row_floats = state_floats(shape.v_dim);
+      for (std::size_t row = 0; row < 12; ++row) {
+        const auto floats = [&](const std::vector<float>& states) {
+          return std::vector<float>(states.begin() + static_cast<std::ptrdiff_t>(row * row_floats),
+                                    states.begin() + static_cast<std::ptrdiff_t>((row + 1) * row_floats));
+        };
+        const bool own_head = row % 6 / 2 == 1;
+        const std::vector<float> state = floats(got);
+        EXPECT_TRUE(own_head || same_bits(state, floats(want))) << "row " << row;
+        const bool any_nan = std::any_of(state.begin(), state.end(), is_nan);
+        EXPECT_EQ(any_nan, own_head && row >= 6) << "row " << row;
+      }
+    }
+  }
+}
+
 TEST(AttentionTest, PublicCallsGiveTheSameBitsAsTheTarget) {
   const std::vector<Case> cases = case_list();
   for (std::size_t i = 0; i < cases.size(); i += index(thinning())) {
@@ -384,6 +475,16 @@ TEST(AttentionTest, WrongSizesAreRefusedBeforeAnyWork) {
       << "sinks are no part of a state";
   options.sinks = {};
   EXPECT_THROW(attention_states(data.input(), options, states, pool_of(1)), InvalidArgument);
+  // Nowhere, or between two floats.
+  float* const odd = reinterpret_cast<float*>(reinterpret_cast<char*>(states.data()) + 1);
+  for (float* const address : {static_cast<float*>(nullptr), odd}) {
+    const auto put = [&](std::span<float> outs, std::span<float> lses) {
+      attention(data.input(), data.options(), outs, lses, pool_of(1));
+    };
+    EXPECT_THROW(put({address, out_size}, {}), InvalidArgument);
+    EXPECT_THROW(put(std::span(out).first(out_size), {address, rows}), InvalidArgument);
+    EXPECT_THROW(attention_states(data.input(), options, {address, rows * 66}, pool_of(1)), InvalidArgument);
+  }
   AttentionInput bad = data.input();
   bad.q.heads = 3;
   EXPECT_THROW(attention(bad, data.options(), std::span(out).first(out_size), {}, pool_of(1)), InvalidArgument);

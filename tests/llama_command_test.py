@@ -111,6 +111,9 @@ def check_prompts(model, scratch, prompt):
     half = generated(model, prompt, "-n", 4, "--save", scratch / "session", "--ranks", 3)
     rest = generated(model, "-n", 4, "--load", scratch / "session", "--ranks", 2)
     assert half["tokens"] + rest["tokens"] == want["tokens"], (half, rest, want)
+    # What is asked of memory counts what was said before.
+    refused(f"{want['prompt_tokens'] + 4 + 5} tokens on 1 rank", "generate", "--random-weights", "llama-3.1-405b",
+            "-n", 5, "--load", scratch / "session", code=3)
 
 
 def check_refusals(model, scratch):
@@ -148,6 +151,14 @@ def check_chat(model):
     many = treeattn("chat", "--model", model, "--system", "Be brief.", "-n", 12, *ORDER, "--ranks", 3,
                     stdin=turns).stdout
     assert one == many and one.count(b"\n") >= 2, (one, many)
+    # A model that says how it chats, but not in Llama 3's way, or that it does not.
+    described = model / "tokenizer_config.json"
+    described.write_text(json.dumps({"chat_template": "<|im_start|>{{ message['role'] }}"}))
+    refused("<|start_header_id|>", "chat", "--model", model, code=3)
+    described.write_text("{}")
+    refused("does not chat", "chat", "--model", model, code=3)
+    described.write_text(json.dumps({"chat_template": "<|start_header_id|><|end_header_id|><|eot_id|>"}))
+    assert treeattn("chat", "--model", model, "--system", "Be brief.", "-n", 12, *ORDER, stdin=turns).stdout == one
 
 
 def check_bench(model):
@@ -168,6 +179,9 @@ def check_bench(model):
     assert [(line["batch"], line["tokens"]) for line in steps] == [(1, 0), (1, 200), (2, 0), (2, 200)], lines
     assert all(abs(line["of_limit"] * line["ms"] - line["limit_ms"]) < 1e-6 and line["ms"] > 0 for line in lines), lines
     assert steps[1]["limit_ms"] * steps[1]["read_gb_s"] > steps[0]["limit_ms"] * steps[0]["read_gb_s"], steps
+    # Beyond the context of a model; random weights have none, and what stops them is memory.
+    refused("accepted: whole numbers from 1 to", "bench", "llama", "--model", model, "--tokens", "256k")
+    refused("would do", "bench", "llama", "--random-weights", "llama-3.1-405b", "--tokens", "256k", code=3)
     refused("--steps with --ranks 2", "bench", "llama", "--model", model, "--steps", "--ranks", 2)
     refused("only with --steps", "bench", "llama", "--model", model, "--batch", 2)
 

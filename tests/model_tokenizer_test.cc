@@ -10,6 +10,7 @@
 
 #include "model/added_tokens.h"
 #include "model/bpe.h"
+#include "model/loaded_model.h"
 #include "model/split_pattern.h"
 #include "model/splitter.h"
 #include "model/utf8.h"
@@ -472,6 +473,23 @@ TEST(TokenizerFile, PatternsAndHolesAndNoPostProcessor) {
   EXPECT_EQ(tokenizer.vocab(), 1001);
   EXPECT_EQ(tokenizer.decode(Tokens{'a', 999, 'b'}), "ab");  // an id that is no token
   EXPECT_FALSE(tokenizer.bos().has_value());
+}
+
+TEST(Tokenizer, APromptBeginsAsTheTokenizerSaysOrElseTheConfig) {
+  NEEDS_PCRE2();
+  Json json = small_tokenizer();
+  ModelDescription model;
+  model.tokenizer = std::make_shared<Tokenizer>(parse(json));
+  const std::int32_t begin = model.tokenizer->bos().value();
+  EXPECT_EQ(encode_prompt(model, "a"), (Tokens{begin, 'a'}));
+  EXPECT_EQ(encode_prompt(model, "a", false), Tokens{'a'});
+  model.config.bos = 7;
+  EXPECT_EQ(encode_prompt(model, "a"), (Tokens{begin, 'a'}));
+  json.erase("post_processor");
+  model.tokenizer = std::make_shared<Tokenizer>(parse(json));
+  EXPECT_EQ(encode_prompt(model, "a"), (Tokens{7, 'a'}));
+  model.config.bos.reset();
+  EXPECT_EQ(encode_prompt(model, "a"), Tokens{'a'});
 }
 
 }  // namespace

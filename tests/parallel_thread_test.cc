@@ -245,6 +245,7 @@ TEST(BadCalls, AreRefusedOnEveryRankAndLeaveNothingBehind) {
     };
     refused("layer = 1", [&] { decode(q, 1, got.out); });
     refused("out holds 3", [&] { decode(q, 0, std::span(got.out).first(3)); });
+    refused("out = 0x0", [&] { decode(q, 0, {static_cast<float*>(nullptr), got.out.size()}); });
     QueryView other = q;
     other.heads = 3;
     refused("q.heads = 3", [&] { decode(other, 0, got.out); });

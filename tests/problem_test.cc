@@ -235,6 +235,12 @@ const BadCall kBadCalls[] = {
     {"softcap_negative", [](Call& c) { c.options.softcap = -30.0f; }, {"softcap = -30"}},
     {"softcap_nan", [](Call& c) { c.options.softcap = kNan; }, {"softcap = nan"}},
     {"softcap_inf", [](Call& c) { c.options.softcap = kInf; }, {"softcap = inf"}},
+    {"softcap_far_above_the_scale",
+     [](Call& c) {
+       c.options.scale = 0x1p-80f;
+       c.options.softcap = 0x1p80f;
+     },
+     {"softcap = 1.208", "scale = 8.27", "2^-100"}},
     {"softcap_denormal", [](Call& c) { c.options.softcap = 1e-40f; }, {"softcap = 1e-40"}},
     {"slopes_count",
      [](Call& c) { c.options.alibi_slopes = std::span(c.slopes).first(4); },
@@ -246,6 +252,26 @@ const BadCall kBadCalls[] = {
      },
      {"alibi_slopes[3] = nan"}},
     {"sinks_count", [](Call& c) { c.options.sinks = std::span(c.sinks).first(7); }, {"sinks has 7 values"}},
+    {"sinks_null",
+     [](Call& c) {
+       c.options.sinks = {static_cast<const float*>(nullptr), 8};
+     },
+     {"sinks = 0x0 with 8 values"}},
+    {"slopes_null",
+     [](Call& c) {
+       c.options.alibi_slopes = {static_cast<const float*>(nullptr), 8};
+     },
+     {"alibi_slopes = 0x0 with 8 values"}},
+    {"lengths_null",
+     [](Call& c) {
+       c.in.lengths = {static_cast<const std::int64_t*>(nullptr), 2};
+     },
+     {"lengths = 0x0 with 2 values"}},
+    {"first_query_null",
+     [](Call& c) {
+       c.in.first_query = {static_cast<const std::int64_t*>(nullptr), 2};
+     },
+     {"first_query = 0x0 with 2 values"}},
     {"sinks_nan",
      [](Call& c) {
        c.sinks[7] = kNan;

@@ -108,6 +108,10 @@ TEST(StateTest, BadSizesAreRefusedNamingTheValue) {
   says(refusal([&] { finalize_states(all, 8, {}, std::span(out).first(23), {}); }), {"out", "23", "24"});
   says(refusal([&] { finalize_states(all, 8, {}, out, std::span(lse).first(2)); }), {"lse", "2", "3"});
   says(refusal([&] { finalize_states(all, 8, sinks, out, lse); }), {"sinks", "2", "3"});
+  float* const nowhere = nullptr;
+  says(refusal([&] { identity_states({nowhere, 30}, 8); }), {"states = 0x0 with 30"});
+  says(refusal([&] { merge_states(all, {nowhere, 30}, 8); }), {"higher = 0x0 with 30"});
+  says(refusal([&] { finalize_states(all, 8, {}, {nowhere, 24}, lse); }), {"out = 0x0 with 24"});
   for (const Row* buffer : {&row, &other, &out, &lse}) {
     EXPECT_EQ(std::count(buffer->begin(), buffer->end(), 7.0f), std::ssize(*buffer)) << "written to before the check";
   }

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "base/check.h"
 #include "command.h"
 #include "model/session.h"
+#include "model/tokenizer_config.h"
 #include "model_options.h"
 #include "model_run.h"
 #include "rate_progress.h"
@@ -93,9 +95,19 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const GenerateOp
   return kOk;
 }
 
+// Where a model says how it chats, that must be the way we write. One without a word on it is taken at its tokens.
+void require_chat_template(const std::filesystem::path& directory) {
+  const std::filesystem::path file = directory / "tokenizer_config.json";
+  std::error_code ignored;
+  if (std::filesystem::exists(file, ignored)) {
+    model::require_llama3_chat(model::read_tokenizer_config(file), file.string());
+  }
+}
+
 int run(const ChatCommand& options) {
   const ModelPlan plan = make_model_plan(options.model);
   base::require(plan.model.tokenizer != nullptr, "this model has no tokenizer; chat needs a tokenizer.json");
+  require_chat_template(plan.model.directory);
   const std::vector<model::ChatMessage> greeting = {{"user", "?"}};
   model::chat_tokens(*plan.model.tokenizer, greeting, true);  // throws if it has no template's tokens
   GenerateOptions text = options.sampling.parse(1024);

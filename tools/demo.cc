@@ -227,6 +227,7 @@ Command add_demo(CLI::App& parent) {
   app->add_option("--steps", options->steps, "Tokens that are timed")->capture_default_str();
   app->add_option("--stories", options->stories, "Paragraphs to make the text of, one a line")->type_name("FILE");
   options->model.add_to(*app);
+  app->get_option("--ranks")->description("Threads that are ranks (default 4); under an MPI launcher its processes");
   app->add_flag("--json", options->json, "One JSON object; docs/cli.md explains the keys");
   app->footer(kFooter);
   return {app, [options] { return run(*options); }};

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -19,6 +20,7 @@
 #include "command.h"
 #include "files.h"
 #include "model/session.h"
+#include "model/session_file.h"
 #include "model_options.h"
 #include "model_run.h"
 #include "options.h"
@@ -57,6 +59,17 @@ std::vector<std::int32_t> tokens_of(const model::ModelDescription& model, const 
   std::vector<std::int32_t> out;
   for (const unsigned char byte : text) out.push_back(byte);
   return out;
+}
+
+// Tokens that a saved text has already. 0 where there is none, which loading will say better.
+std::int64_t saved_tokens(const std::filesystem::path& directory) {
+  const std::filesystem::path file = directory / model::kSavedTextName;
+  std::error_code ignored;
+  if (!std::filesystem::exists(file, ignored)) return 0;
+  const model::SavedText text = model::read_saved_text(file);
+  std::int64_t sum = static_cast<std::int64_t>(text.pending.size());
+  for (const auto& [id, transcript] : text.transcripts) sum += transcript.length();
+  return sum;
 }
 
 // What one rank says. Only the one that speaks has something to say.
@@ -175,9 +188,10 @@ int run(const GenerateCommand& options) {
   const auto length = static_cast<std::int64_t>(tokens.size());
   base::require(length < context, "the prompt has {} tokens; accepted: fewer than the model's context, {}", length,
                 context);
+  const std::int64_t before = first ? 0 : saved_tokens(options.load);
   if (!options.save.empty()) make_directory(options.save);  // now, not when the text is there and cannot be kept
   text.interrupt = &interrupt_flag();
-  return run_model(plan, std::min(context, length + text.max_tokens), [&](const ModelRank& rank) {
+  return run_model(plan, std::min(context, before + length + text.max_tokens), [&](const ModelRank& rank) {
     const model::Tokenizer* tokenizer = rank.model.description.tokenizer.get();
     model::Session session = first ? model::Session(std::make_unique<model::Llama>(rank.model.weights, rank.world,
                                                                                    rank.ops, rank.pool, plan.llama),

@@ -4,6 +4,9 @@
 
 #include <fmt/core.h>
 
+#include <cstdint>
+#include <span>
+#include <string_view>
 #include <utility>
 
 #include "treeattn/error.h"
@@ -21,6 +24,15 @@ template <typename... Args>
 void require(bool condition, fmt::format_string<Args...> format, Args&&... args) {
   if (!condition) [[unlikely]]
     throw_invalid(format, std::forward<Args>(args)...);
+}
+
+// The memory of a caller's span, which may be anywhere if the span is empty.
+template <typename T>
+void require_address(std::string_view name, std::span<T> values) {
+  const void* address = values.data();
+  require(values.empty() || (address != nullptr && reinterpret_cast<std::uintptr_t>(address) % alignof(T) == 0),
+          "{} = {} with {} values; accepted: an address that is a multiple of {}", name, address, values.size(),
+          alignof(T));
 }
 
 }  // namespace treeattn::base

@@ -225,7 +225,7 @@ void add_options(Builder& list) {
       list.add("windows", c);
     }
   }
-  for (const float cap : {2.0f, 30.0f, 1e4f}) {
+  for (const float cap : {2.0f, 30.0f, 1e4f, 1e8f}) {
     for (const DataKind data : {DataKind::kNormal, DataKind::kLargeLogits}) {
       Case c = list.next();
       c.softcap = cap;

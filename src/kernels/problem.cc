@@ -225,6 +225,7 @@ std::vector<std::int64_t> checked_lengths(const AttentionInput& in) {
   const auto batch = static_cast<std::size_t>(in.q.batch);
   if (in.lengths.empty()) return std::vector<std::int64_t>(batch, in.k.tokens);
   require(in.lengths.size() == batch, "lengths has {} values; accepted: 0 or batch = {}", in.lengths.size(), batch);
+  base::require_address("lengths", in.lengths);
   for (std::size_t b = 0; b < batch; ++b) {
     require(in.lengths[b] >= 0 && in.lengths[b] <= in.k.tokens, "lengths[{}] = {}; accepted: 0 to k.tokens = {}", b,
             in.lengths[b], in.k.tokens);
@@ -244,6 +245,7 @@ std::vector<std::int64_t> checked_first_query(const AttentionInput& in, std::spa
   }
   require(in.first_query.size() == batch, "first_query has {} values; accepted: 0 or batch = {}", in.first_query.size(),
           batch);
+  base::require_address("first_query", in.first_query);
   for (std::size_t b = 0; b < batch; ++b) {
     first[b] = in.first_query[b];
     require(first[b] >= -kMaxPosition && first[b] <= kMaxPosition - in.q.queries,
@@ -264,9 +266,15 @@ void check_options(const AttentionOptions& options, std::int64_t heads) {
   const float cap = options.softcap;
   require(cap == 0.0f || (cap >= kMinFactor && cap <= kMaxFactor),
           "softcap = {}; accepted: 0 (none) or 2^-100 to 2^100", cap);
+  if (cap > 0.0f && options.scale.value_or(0.0f) != 0.0f) {
+    const float ratio = std::fabs(*options.scale) / cap;
+    require(ratio >= kMinFactor && ratio <= kMaxFactor,
+            "softcap = {} with scale = {}; accepted: a quotient of 2^-100 to 2^100", cap, *options.scale);
+  }
   const auto slopes = options.alibi_slopes;
   require(slopes.empty() || slopes.size() == static_cast<std::size_t>(heads),
           "alibi_slopes has {} values; accepted: 0 or q.heads = {}", slopes.size(), heads);
+  base::require_address("alibi_slopes", slopes);
   for (std::size_t h = 0; h < slopes.size(); ++h) {
     require(std::fabs(slopes[h]) <= kMaxSlope, "alibi_slopes[{}] = {}; accepted: a magnitude of at most 2^60", h,
             slopes[h]);
@@ -274,6 +282,7 @@ void check_options(const AttentionOptions& options, std::int64_t heads) {
   const auto sinks = options.sinks;
   require(sinks.empty() || sinks.size() == static_cast<std::size_t>(heads),
           "sinks has {} values; accepted: 0 or q.heads = {}", sinks.size(), heads);
+  base::require_address("sinks", sinks);
   for (std::size_t h = 0; h < sinks.size(); ++h) {
     const bool none = sinks[h] == -std::numeric_limits<float>::infinity();
     require(none || std::fabs(sinks[h]) <= kMaxFactor,

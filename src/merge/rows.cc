@@ -37,34 +37,41 @@ namespace {
 
 using base::require;
 
-std::size_t count_rows(std::size_t floats, std::int64_t v_dim, const char* what) {
+std::size_t count_rows(std::span<const float> states, std::int64_t v_dim, const char* what) {
   require(v_dim >= 1, "v_dim = {}; accepted: 1 or more", v_dim);
   const std::size_t row = state_floats(v_dim);
-  require(floats % row == 0, "{} holds {} floats; accepted: a multiple of v_dim + 2 = {}", what, floats, row);
-  return floats / row;
+  require(states.size() % row == 0, "{} holds {} floats; accepted: a multiple of v_dim + 2 = {}", what, states.size(),
+          row);
+  base::require_address(what, states);
+  return states.size() / row;
 }
 
 }  // namespace
 
 void identity_states(std::span<float> states, std::int64_t v_dim) {
-  merge::clear_rows(states.data(), count_rows(states.size(), v_dim, "states"), state_floats(v_dim));
+  merge::clear_rows(states.data(), count_rows(states, v_dim, "states"), state_floats(v_dim));
 }
 
 void merge_states(std::span<float> lower, std::span<const float> higher, std::int64_t v_dim) {
   require(lower.size() == higher.size(), "lower holds {} floats and higher {}; accepted: equal sizes", lower.size(),
           higher.size());
-  merge::merge_rows(lower.data(), higher.data(), count_rows(lower.size(), v_dim, "lower"), state_floats(v_dim));
+  const std::size_t rows = count_rows(lower, v_dim, "lower");
+  base::require_address("higher", higher);
+  merge::merge_rows(lower.data(), higher.data(), rows, state_floats(v_dim));
 }
 
 void finalize_states(std::span<const float> states, std::int64_t v_dim, std::span<const float> sinks,
                      std::span<float> out, std::span<float> lse) {
-  const std::size_t rows = count_rows(states.size(), v_dim, "states");
+  const std::size_t rows = count_rows(states, v_dim, "states");
   const std::size_t dim = static_cast<std::size_t>(v_dim);
   const std::size_t row_floats = state_floats(v_dim);
   require(out.size() == rows * dim, "out holds {} floats; accepted: rows * v_dim = {}", out.size(), rows * dim);
   require(lse.empty() || lse.size() == rows, "lse holds {} floats; accepted: 0 or rows = {}", lse.size(), rows);
   require(sinks.empty() || rows % sinks.size() == 0, "sinks holds {} logits; accepted: a divisor of rows = {}",
           sinks.size(), rows);
+  base::require_address("out", out);
+  base::require_address("lse", lse);
+  base::require_address("sinks", sinks);
   // A sink is the state of one key whose value is zero.
   constexpr float kLog2E = 0x1.715476p+0f;
   std::vector<float> with_sink, sink_state(row_floats, 0.0f);

@@ -21,7 +21,10 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 22;  // of the vocabular
 constexpr std::int64_t kWidest = std::int64_t{1} << 20;      // of a row
 constexpr std::int64_t kMostLayers = 1024;
 constexpr std::int64_t kMostHeads = 1024;
-constexpr std::int64_t kWidestHead = 1024;
+// What attention takes (treeattn/attention.h). Said here, where the key of the file can be named.
+constexpr std::int64_t kNarrowestHead = 16;
+constexpr std::int64_t kWidestHead = 256;
+constexpr std::int64_t kHeadStep = 8;
 constexpr std::int64_t kLongestContext = std::int64_t{1} << 30;
 
 void require_text(const JsonNode& config, const std::string& key, std::string_view accepted) {
@@ -120,14 +123,15 @@ LlamaConfig parse_config(std::string_view text, const std::string& name) {
     json.at("num_key_value_heads").refuse(fmt::format("a divisor of num_attention_heads = {}", config.heads));
   }
   if (const auto head_dim = json.find("head_dim")) {
-    config.head_dim = head_dim->integer(2, kWidestHead);
-    if (config.head_dim % 2 != 0) head_dim->refuse("an even number: RoPE turns pairs");
+    config.head_dim = head_dim->integer(kNarrowestHead, kWidestHead);
+    if (config.head_dim % kHeadStep != 0) head_dim->refuse(fmt::format("a multiple of {}", kHeadStep));
   } else {
     config.head_dim = config.hidden / config.heads;
-    if (config.hidden % config.heads != 0 || config.head_dim % 2 != 0 || config.head_dim > kWidestHead) {
+    if (config.hidden % config.heads != 0 || config.head_dim % kHeadStep != 0 || config.head_dim < kNarrowestHead ||
+        config.head_dim > kWidestHead) {
       json.at("hidden_size")
-          .refuse(fmt::format("without head_dim: num_attention_heads = {} times an even number of at most {}",
-                              config.heads, kWidestHead));
+          .refuse(fmt::format("without head_dim: num_attention_heads = {} times {} to {} in steps of {}", config.heads,
+                              kNarrowestHead, kWidestHead, kHeadStep));
     }
   }
   config.feed_forward = json.integer("intermediate_size", 1, kWidest);

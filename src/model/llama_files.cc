@@ -16,19 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kName = "session.tokens";
+constexpr const char* kName = kSavedTextName;
 constexpr const char* kDraft = "session.tokens.tmp";
-
-SavedText read_text(const fs::path& path) {
-  base::File file = base::File::open(path);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(file.size()));
-  file.read(bytes);
-  try {
-    return parse_saved_text(bytes);
-  } catch (const InvalidArgument& error) {
-    base::throw_bad_file(path, error.what());
-  }
-}
 
 // Why these are not the tokens of this cache; empty if they are.
 std::string mismatch(const SavedText& text, const KvCache& cache) {
@@ -52,13 +41,13 @@ SavedText text_of(const fs::path& directory, const KvCache& cache) {
   std::error_code ignored;
   if (fs::exists(directory / kDraft, ignored)) {
     try {
-      SavedText draft = read_text(directory / kDraft);
+      SavedText draft = read_saved_text(directory / kDraft);
       if (mismatch(draft, cache).empty()) return draft;
     } catch (const BadFile&) {
       // cut off while it was written
     }
   }
-  SavedText text = read_text(directory / kName);
+  SavedText text = read_saved_text(directory / kName);
   if (const std::string why = mismatch(text, cache); !why.empty()) base::throw_bad_file(directory / kName, why);
   return text;
 }

@@ -2,6 +2,7 @@
 #include "model/loaded_model.h"
 
 #include <algorithm>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -43,7 +44,9 @@ ModelDescription describe_random_model(std::string_view shape, std::uint64_t see
 std::vector<std::int32_t> encode_prompt(const ModelDescription& model, std::string_view text, bool begin) {
   if (!model.tokenizer) throw Unavailable("this model has no tokenizer (tokenizer.json); give tokens instead of text");
   std::vector<std::int32_t> tokens = model.tokenizer->encode(text);
-  if (begin && model.config.bos) tokens.insert(tokens.begin(), *model.config.bos);
+  // The tokenizer knows how texts began in training; older files leave it to the config.
+  const std::optional<std::int32_t> bos = model.tokenizer->bos() ? model.tokenizer->bos() : model.config.bos;
+  if (begin && bos) tokens.insert(tokens.begin(), *bos);
   return tokens;
 }
 

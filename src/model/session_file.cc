@@ -10,6 +10,8 @@
 
 #include "base/check.h"
 #include "base/checksum.h"
+#include "base/file.h"
+#include "treeattn/error.h"
 
 namespace treeattn::model {
 namespace {
@@ -140,6 +142,17 @@ SavedText parse_saved_text(std::span<const std::byte> bytes) {
   }
   base::require(reader.empty(), "goes on after its end");
   return text;
+}
+
+SavedText read_saved_text(const std::filesystem::path& path) {
+  base::File file = base::File::open(path);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(file.size()));
+  file.read(bytes);
+  try {
+    return parse_saved_text(bytes);
+  } catch (const InvalidArgument& error) {
+    base::throw_bad_file(path, error.what());
+  }
 }
 
 }  // namespace treeattn::model

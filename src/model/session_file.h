@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <span>
 #include <vector>
@@ -33,5 +34,10 @@ std::uint32_t shape_digest(const LlamaConfig& config);
 std::vector<std::byte> encode(const SavedText& text);
 // Throws InvalidArgument, naming what is wrong.
 SavedText parse_saved_text(std::span<const std::byte> bytes);
+
+// Beside the files of the cache.
+inline constexpr const char* kSavedTextName = "session.tokens";
+// Throws BadFile.
+SavedText read_saved_text(const std::filesystem::path& file);
 
 }  // namespace treeattn::model

@@ -28,6 +28,8 @@ void attention(const AttentionInput& in, const AttentionOptions& options, std::s
           out.size(), out_floats);
   require(lse.empty() || lse.size() == rows, "lse holds {} floats; accepted: 0 or batch * queries * heads = {}",
           lse.size(), rows);
+  base::require_address("out", out);
+  base::require_address("lse", lse);
   base::Buffer states(state_count(problem) * sizeof(float));
   kernels::attention_states_on(kernels::active_target(), problem, states.as<float>(), pool);
   finalize_states({states.as<float>(), state_count(problem)}, problem.v.head_dim, problem.sinks, out, lse);
@@ -41,6 +43,7 @@ void attention_states(const AttentionInput& in, const AttentionOptions& options,
   require(states.size() == state_count(problem),
           "states holds {} floats; accepted: batch * queries * heads * (v.head_dim + 2) = {}", states.size(),
           state_count(problem));
+  base::require_address("states", states);
   kernels::attention_states_on(kernels::active_target(), problem, states.data(), pool);
 }
 

@@ -44,6 +44,8 @@ void check_result(std::size_t rows, std::int64_t v_dim, std::span<const float> o
   const std::size_t floats = rows * static_cast<std::size_t>(v_dim);
   require(out.size() == floats, "out holds {} floats; accepted: rows * v_dim = {}", out.size(), floats);
   require(lse.empty() || lse.size() == rows, "lse holds {} floats; accepted: 0 or rows = {}", lse.size(), rows);
+  base::require_address("out", out);
+  base::require_address("lse", lse);
 }
 
 std::string_view name_of(DeviceLink link) {

@@ -33,7 +33,7 @@ inline void must(bool holds) {
 inline bool try_config(std::string_view bytes) {
   try {
     const model::LlamaConfig config = model::parse_config(bytes, "fuzz");
-    must(config.parameters() > 0 && config.heads % config.kv_heads == 0 && config.head_dim % 2 == 0);
+    must(config.parameters() > 0 && config.heads % config.kv_heads == 0 && config.head_dim % 8 == 0);
     for (const model::NamedShape& tensor : model::tensor_list(config)) must(tensor.elements() > 0);
     return true;
   } catch (const BadFile&) {

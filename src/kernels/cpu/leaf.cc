@@ -42,6 +42,9 @@ const TileOps& ops_of(const CpuTarget& target, DType dtype, bool many_rows, bool
   return promoted ? ops_of(target, DType::kFloat32) : *target.many_rows[static_cast<int>(dtype)];
 }
 
+// A visible key has another weight, or -0 where its value's scale makes it vanish.
+bool is_hidden(float weight) { return std::bit_cast<std::uint32_t>(weight) == 0; }
+
 // A loop of vectors: nothing is left out where a number is found that is not.
 bool all_finite(const float* x, std::int64_t count) {
   std::uint32_t largest = 0;
@@ -172,10 +175,21 @@ void LeafWorker::leaf(int leaf, float* states) {
     state[1] = l_[r];
     v_ops_.unpack_sums(o_ + r * sum_floats_, to_int(r % rows_), rows_, to_int(v_dim), state + 2);
   }
-  if (target_.plain && !sums_finite(states, rows)) {
-    if (!plain_) plain_ = std::make_unique<LeafWorker>(*target_.plain, problem_, max_heads_, max_rows_);
-    plain_->begin_unit(unit_);
-    plain_->leaf(leaf, states);
+  if (target_.plain) redo_without_limbs(leaf, states);
+}
+
+// Head by head: the bits of one must not depend on what is in those it was grouped with.
+void LeafWorker::redo_without_limbs(int leaf, float* states) {
+  const std::int64_t head_floats = rows_ * static_cast<std::int64_t>(state_floats(problem_.v.head_dim));
+  for (std::int64_t h = 0; h < unit_.heads; ++h) {
+    float* of_head = states + h * head_floats;
+    if (sums_finite(of_head, rows_)) continue;
+    if (!plain_) plain_ = std::make_unique<LeafWorker>(*target_.plain, problem_, 1, max_rows_ / max_heads_);
+    Unit alone = unit_;
+    alone.head0 += h;
+    alone.heads = 1;
+    plain_->begin_unit(alone);
+    plain_->leaf(leaf, of_head);
   }
 }
 
@@ -352,47 +366,66 @@ void LeafWorker::weigh(Tile& tile) {
   target_.softmax(softmax);
 }
 
-// Some weights are 0 because the key is hidden. 0 * v is 0 unless v is NaN or infinite: only then each row takes its
-// visible tokens one run at a time, so that a hidden value cannot show.
+// Some weights are 0 because the key is hidden. 0 * v is 0 unless v is NaN or infinite: only then each row of that head
+// takes its visible tokens one run at a time, so that a hidden value cannot show.
 void LeafWorker::accumulate_visible(const AccumulateArgs& args) {
-  const TileOps& promote_ops = ops_of(target_, promote_v_ ? DType::kFloat32 : problem_.v.dtype);
-  const auto weights_of = [&](int h, int r) { return args.weights + (h * args.rows + r) * kTileTokens; };
   bool finite = true;
-  for (int h = 0; h < args.heads && finite; ++h) {
-    for (int t = 0; t < args.tokens && finite; ++t) {
-      bool hidden = false;
-      for (int r = 0; r < args.rows && !hidden; ++r) hidden = weights_of(h, r)[t] == 0.0f;
-      if (!hidden) continue;
-      float values[kMaxHeadDim];
-      const std::byte* row = args.v.rows[t] + h * args.v.head_bytes;
-      promote_ops.promote({&row, 0}, 1, args.dim, values);
-      finite = all_finite(values, args.dim);
-    }
-  }
+  for (int h = 0; h < args.heads; ++h) finite = finite && hidden_values_finite(args, h);
   if (finite) return v_ops_.accumulate(args);
 
-  for (int i = 0; i < args.heads * args.rows; ++i) {
-    const float* weights = args.weights + i * kTileTokens;
+  for (int h = 0; h < args.heads; ++h) {
     const std::byte* rows[kTileTokens];
-    for (int t = 0; t < args.tokens; ++t) rows[t] = args.v.rows[t] + i / args.rows * args.v.head_bytes;
-    float shrink = args.shrink[i];
-    AccumulateArgs run = args;
-    for (Ahead& ahead : run.ahead) ahead = {};
-    run.heads = 1;
-    run.rows = 1;
-    run.row = i % args.rows;
-    run.shrink = &shrink;
-    run.o = args.o + i * sum_floats_;
-    for (int t = 0; t < args.tokens;) {
-      int end = t;
-      while (end < args.tokens && weights[end] != 0.0f) ++end;
-      run.weights = weights + t;
-      run.v = {rows + t, 0};
-      run.tokens = end - t;
-      v_ops_.accumulate(run);
-      shrink = 1.0f;
-      t = end + 1;
+    for (int t = 0; t < args.tokens; ++t) rows[t] = args.v.rows[t] + h * args.v.head_bytes;
+    AccumulateArgs head = args;
+    for (Ahead& ahead : head.ahead) ahead = {};
+    head.heads = 1;
+    head.v = {rows, 0};
+    head.weights = args.weights + h * args.rows * kTileTokens;
+    head.shrink = args.shrink + h * args.rows;
+    head.o = args.o + h * args.rows * sum_floats_;
+    if (hidden_values_finite(args, h)) {
+      v_ops_.accumulate(head);
+    } else {
+      for (int r = 0; r < args.rows; ++r) accumulate_runs(head, r);
     }
+  }
+}
+
+// Whether all values of a head are numbers that a weight of 0 in any of its rows makes vanish.
+bool LeafWorker::hidden_values_finite(const AccumulateArgs& args, int head) const {
+  const TileOps& promote_ops = ops_of(target_, promote_v_ ? DType::kFloat32 : problem_.v.dtype);
+  for (int t = 0; t < args.tokens; ++t) {
+    bool hidden = false;
+    for (int r = 0; r < args.rows && !hidden; ++r) {
+      hidden = is_hidden(args.weights[(head * args.rows + r) * kTileTokens + t]);
+    }
+    if (!hidden) continue;
+    float values[kMaxHeadDim];
+    const std::byte* row = args.v.rows[t] + head * args.v.head_bytes;
+    promote_ops.promote({&row, 0}, 1, args.dim, values);
+    if (!all_finite(values, args.dim)) return false;
+  }
+  return true;
+}
+
+// Row r of one head, without the tokens that it does not see.
+void LeafWorker::accumulate_runs(const AccumulateArgs& args, int r) const {
+  const float* weights = args.weights + r * kTileTokens;
+  float shrink = args.shrink[r];
+  AccumulateArgs run = args;
+  run.rows = 1;
+  run.row = r;
+  run.shrink = &shrink;
+  run.o = args.o + r * sum_floats_;
+  for (int t = 0; t < args.tokens;) {
+    int end = t;
+    while (end < args.tokens && !is_hidden(weights[end])) ++end;
+    run.weights = weights + t;
+    run.v = {args.v.rows + t, 0};
+    run.tokens = end - t;
+    v_ops_.accumulate(run);
+    shrink = 1.0f;
+    t = end + 1;
   }
 }
 

@@ -38,6 +38,9 @@ class LeafWorker {
   void weigh(Tile& tile);
   void mask_rows(const Tile& tile);
   void accumulate_visible(const AccumulateArgs& args);
+  bool hidden_values_finite(const AccumulateArgs& args, int head) const;
+  void accumulate_runs(const AccumulateArgs& args, int r) const;
+  void redo_without_limbs(int leaf, float* states);
   bool sums_finite(const float* states, std::int64_t rows) const;
 
   const CpuTarget& target_;
@@ -48,7 +51,7 @@ class LeafWorker {
   const TileOps& v_ops_;
   const std::int64_t max_heads_;
   const std::int64_t max_rows_;
-  std::unique_ptr<LeafWorker> plain_;  // made when a leaf is not finite
+  std::unique_ptr<LeafWorker> plain_;  // for one head; made when a leaf is not finite
   Unit unit_;
   KeyRange seen_by_all_;  // keys that every query of the unit sees
   int rows_ = 0;          // per head

@@ -17,13 +17,19 @@ HWY_BEFORE_NAMESPACE();
 namespace treeattn::kernels {
 namespace HWY_NAMESPACE {
 
-// tanh(x) = sign(x) (1 - e) / (1 + e), e = exp(-2 |x|): absolute error a few units of 2^-23.
+// tanh(x) = sign(x) (1 - e) / (1 + e), e = exp(-2 |x|): absolute error a few units of 2^-23. Below 1/8, where 1 - e
+// would cancel and a cap far above the logits make the rest large, the first terms of its series instead.
 template <class DF, class V>
 HWY_INLINE V tanh_of(DF df, V x) {
   using Ops = VectorOps<DF>;
   const V e = exp2_weight<Ops>(hn::Mul(hn::Abs(x), hn::Set(df, -2.0f * 0x1.715476p+0f)));
   const V one = hn::Set(df, 1.0f);
-  return hn::CopySignToAbs(hn::Div(hn::Sub(one, e), hn::Add(one, e)), x);
+  const V large = hn::CopySignToAbs(hn::Div(hn::Sub(one, e), hn::Add(one, e)), x);
+  const V square = hn::Mul(x, x);
+  V rest = hn::MulAdd(square, hn::Set(df, -17.0f / 315.0f), hn::Set(df, 2.0f / 15.0f));
+  rest = hn::MulAdd(square, rest, hn::Set(df, -1.0f / 3.0f));
+  const V small = hn::MulAdd(hn::Mul(x, square), rest, x);
+  return hn::IfThenElse(hn::Lt(hn::Abs(x), hn::Set(df, 0.125f)), small, large);
 }
 
 // The scales of the keys, or of the values, for a row among those of all heads.
@@ -71,7 +77,7 @@ HWY_INLINE float shape_logits(DF df, const SoftmaxArgs& args, int row, float* x,
 }
 
 // x -> 2^(x - m), 0 where x = -inf; returns the sum. Then the scales, if any: what is hidden stays 0 whatever its
-// scale.
+// scale, and what is visible and vanishes by its scale becomes -0, to be told from it.
 template <bool kScaled, class DF>
 HWY_INLINE float weigh(DF df, const SoftmaxArgs& args, const float* scales, float m, float* x, int padded) {
   using Ops = VectorOps<DF>;
@@ -86,7 +92,11 @@ HWY_INLINE float weigh(DF df, const SoftmaxArgs& args, const float* scales, floa
     auto p = exp2_weight<Ops>(hn::Sub(y, vm));
     p = hn::IfThenZeroElse(hn::Eq(y, hidden), p);
     sum = hn::Add(sum, p);
-    if constexpr (kScaled) p = hn::IfThenZeroElse(hn::Eq(y, hidden), hn::Mul(p, hn::LoadU(df, scales + t)));
+    if constexpr (kScaled) {
+      const auto product = hn::Mul(p, hn::LoadU(df, scales + t));
+      const auto seen = hn::IfThenElse(hn::Eq(product, hn::Zero(df)), hn::Set(df, -0.0f), product);
+      p = hn::IfThenZeroElse(hn::Eq(y, hidden), seen);
+    }
     hn::StoreU(p, df, x + t);
   }
   if (hn::GetLane(hn::MinOfLanes(df, lowest)) == merge::kEmptyMax) *args.any_hidden = true;
@@ -124,9 +134,10 @@ HWY_INLINE void weigh_row(DF df, const SoftmaxArgs& args, int r, float tile_max,
   advance(args, r, m, sum);
 }
 
-// Whether nothing but scales stands between the logits of a row and its weights.
+// Whether nothing but scales stands between the logits of a row and its weights. Where others of the tile are masked
+// it must be told what is hidden, which the short way does not do for scaled weights.
 HWY_INLINE bool all_visible(const SoftmaxArgs& args, int row, int padded) {
-  if (!kHasVisibleRows || args.slopes_log2) return false;
+  if (!kHasVisibleRows || args.slopes_log2 || (args.begin && args.value_scales)) return false;
   const int begin = args.begin ? args.begin[row % args.rows] : 0;
   const int end = args.end ? args.end[row % args.rows] : args.tokens;
   return begin == 0 && end == padded && args.cap_log2 <= 0 && args.factor > 0;

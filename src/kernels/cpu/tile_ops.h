@@ -75,7 +75,7 @@ struct SoftmaxArgs {
   float* m_log2 = nullptr;              // [heads, rows] running max
   float* l = nullptr;                   // [heads, rows] running sum
   float* shrink = nullptr;              // [heads, rows] out: factor for what was summed before
-  bool* any_hidden = nullptr;           // set if some (row, token) has weight 0: its value must not be multiplied
+  bool* any_hidden = nullptr;           // set if some (row, token) has weight +0: its value must not be multiplied
 };
 
 struct AccumulateArgs {

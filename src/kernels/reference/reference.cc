@@ -70,6 +70,12 @@ struct Logit {
   bool sign_known = true;  // of one that is infinite
 };
 
+// Of the tanh of a number of size z. A backend computes small ones by their series, or as well as that.
+double tanh_error(const ErrorModel& model, double z) {
+  const double u = model.unit_roundoff;
+  return z < 1.0 / 16 ? 8 * u * z : model.exp2_error + 8 * u;
+}
+
 // docs/exactness.md, "The logit".
 Logit make_logit(const Problem& problem, const ErrorModel& model, const double* q, double q_max, const HeadRows& keys,
                  std::int64_t token) {
@@ -79,15 +85,17 @@ Logit make_logit(const Problem& problem, const ErrorModel& model, const double* 
   const double* k = keys.row(token);
   const double k_scale = keys.scale(token);
   double k_sum = keys.size(token);
-  double dot = 0, magnitude = 0;
+  double dot = 0, magnitude = 0, finite_magnitude = 0;
   for (std::int64_t d = 0; d < problem.q.head_dim; ++d) {
     const double product = q[d] * k[d];
     dot += product;
     magnitude += std::fabs(product);
+    if (std::isfinite(product)) finite_magnitude += std::fabs(product);
   }
   // All that an infinite scale leaves of a product is its sign, and roundings may change that.
   const bool sign_known =
       magnitude == 0 || std::fabs(dot) > gamma(dims, u) * magnitude + model.query_error * q_max * k_sum;
+  const double unscaled = magnitude;
   dot *= k_scale;
   magnitude *= std::fabs(k_scale);
   k_sum *= std::fabs(k_scale);
@@ -97,10 +105,10 @@ Logit make_logit(const Problem& problem, const ErrorModel& model, const double* 
   if (!std::isfinite(magnitude)) {  // infinite or NaN inputs: there is no rounding in those
     if (cap > 0) logit.value = cap * std::tanh(logit.value / cap);
     logit.sign_known = sign_known || !std::isinf(k_scale);
+    logit.comparable = finite_magnitude < kTooLarge;  // else the other products may overflow to the other infinity
     return logit;
   }
   const double factor = std::max({1.0, kLog2E * std::fabs(scale), cap > 0 ? std::fabs(scale) / cap : 0.0});
-  const double unscaled = magnitude * std::max(1.0, 1.0 / std::fabs(k_scale));
   logit.comparable = !(std::max(unscaled, magnitude) * factor >= kTooLarge);
   const double underflow =
       kTiny * (k_sum + (dims + 4) * factor * std::max(1.0, std::fabs(k_scale)) * std::max(1.0, cap));
@@ -110,7 +118,7 @@ Logit make_logit(const Problem& problem, const ErrorModel& model, const double* 
     const double z = std::fabs(logit.value) / cap;
     const double moved = cap * (std::tanh(z) - std::tanh(z - logit.error / cap));
     logit.value = cap * std::tanh(logit.value / cap);
-    logit.error = moved + cap * (model.exp2_error + 8 * u) + 3 * u * std::fabs(logit.value);
+    logit.error = moved + cap * tanh_error(model, z) + 3 * u * std::fabs(logit.value);
   }
   return logit;
 }
@@ -208,9 +216,9 @@ class RowReference {
         add_alibi(logit, problem_.alibi_slopes[index(row.head)], problem_.first_key + token - row.position, u);
       }
       sign_known_ = sign_known_ && logit.sign_known;
+      comparable_ = comparable_ && logit.comparable;
       if (logit.value == -kInfinity) continue;
       poisoned_ = poisoned_ || std::isnan(logit.value) || logit.value == kInfinity;
-      comparable_ = comparable_ && logit.comparable;
       terms_.push_back({token, logit.value, 0, logit.error, 0});
     }
     if (problem_.sinks.empty()) return;
@@ -255,17 +263,23 @@ class RowReference {
   // Share of the term in the softmax, times e^grow.
   double share(const Term& term, double grow) const { return exp_clamped(term.logit - max_ - log_sum_ + grow); }
 
+  // Logarithm of the sum of all shares, each times e^(sign * what its weight may be off by). No exp() here overflows.
+  double log_sum_of_shares(double sign) const {
+    const auto exponent = [&](const Term& term) {
+      return term.logit - max_ - log_sum_ + sign * (term.common + term.separate);
+    };
+    double largest = -kInfinity, sum = 0;
+    for (const Term& term : terms_) largest = std::max(largest, exponent(term));
+    for (const Term& term : terms_) sum += std::exp(exponent(term) - largest);
+    return largest + std::log(sum);
+  }
+
   void bound_lse(double lse, double* bound) {
-    double most = 0;
-    least_ = 0;
-    for (const Term& term : terms_) {
-      most += share(term, term.common + term.separate);
-      least_ += share(term, -term.common - term.separate);
-    }
-    least_ = std::max(least_, std::numeric_limits<double>::min());
+    const double most = log_sum_of_shares(1), least = log_sum_of_shares(-1);
+    least_ = std::max(std::exp(least), std::numeric_limits<double>::min());
     const double u = model_.unit_roundoff;
     const double final_roundings = 4 * u * (std::fabs(max_) + std::fabs(log_sum_)) + 2 * u * std::fabs(lse) + 2 * u;
-    *bound = std::max(std::log(most), -std::log(least_)) + final_roundings + clamped_weight();
+    *bound = std::max(most, -least) + final_roundings + clamped_weight();
     if (!comparable_) *bound = kInfinity;
   }
 
@@ -288,21 +302,22 @@ class RowReference {
         const double x = value == nullptr ? 0.0 : value[d];
         bound[d] += moved * std::fabs(x - out[d]) + rounded * (std::fabs(x) + std::fabs(out[d]));
         if (x != 0) bound[d] += lost * std::fabs(x);
-        largest_[index(d)] = std::max(largest_[index(d)], std::fabs(x));
+        if (std::isfinite(x)) largest_[index(d)] = std::max(largest_[index(d)], std::fabs(x));
       }
     }
     for (std::int64_t d = 0; d < v.dim; ++d) {
-      if (!std::isfinite(out[d])) {
-        bound[d] = 0;
-        continue;
-      }
       const double size = std::fabs(out[d]);
       const double largest = largest_[index(d)];
+      const bool overflows = largest * static_cast<double>(terms_.size()) >= kTooLarge;
+      if (!std::isfinite(out[d])) {
+        // A logit that overflows to -inf hides its value; a sum that overflows may meet the other infinity.
+        bound[d] = !comparable_ || (overflows && !std::isnan(out[d])) ? kInfinity : 0;
+        continue;
+      }
       // Whatever happened to the weights, they are positive: the result stays an average of the values and 0.
       const double average_of_any = largest * (1 + std::expm1(2 * largest_separate)) + size;
       bound[d] = std::min(bound[d] / least_, average_of_any);
       bound[d] += 2 * model_.unit_roundoff * size + clamped_weight() * (largest + size + 1);
-      const bool overflows = largest * static_cast<double>(terms_.size()) >= kTooLarge;
       if (!comparable_ || overflows) bound[d] = kInfinity;
     }
   }
