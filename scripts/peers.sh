@@ -31,7 +31,7 @@ get() {
   local name=$1 modules=$2
   shift 2
   if { [ -x "$venv/bin/pip" ] || python3 -m venv "$venv"; } >"$log" 2>&1 &&
-    timeout 120 "$venv/bin/pip" install --quiet --retries 1 "$@" >>"$log" 2>&1 && has "$modules"; then
+    timeout 120 "$venv/bin/pip" install --quiet --retries 1 --no-compile "$@" >>"$log" 2>&1 && has "$modules"; then
     return
   fi
   tail -n 5 "$log"

@@ -15,18 +15,13 @@
 #include "kv_mirror.h"
 #include "parallel/agree.h"
 #include "parallel/kv_format.h"
+#include "thinning.h"
 #include "treeattn/error.h"
 
 namespace treeattn {
 namespace {
 
 using namespace testing_kv;
-
-// 4 under the sanitizers, 1 otherwise.
-int thinning() {
-  const char* text = std::getenv("TREEATTN_TEST_THINNING");
-  return text != nullptr ? std::max(1, std::atoi(text)) : 1;
-}
 
 std::vector<double> random_weights(Random& random, int ranks) {
   std::vector<double> weights;
@@ -45,7 +40,7 @@ TEST(KvCacheRanks, RandomCallsKeepTheContent) {
   const std::uint64_t seed = test_seed();
   std::uint64_t round = 0;
   for (const int ranks : {1, 2, 3, 5, 8}) {
-    for (int repeat = 0; repeat < std::max(1, 6 / thinning()); ++repeat, ++round) {
+    for (std::size_t repeat = 0; repeat < std::max<std::size_t>(1, 6 / thinning()); ++repeat, ++round) {
       SCOPED_TRACE(seed + round);
       const TemporaryDirectory directory;
       run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
@@ -192,7 +187,7 @@ std::shared_ptr<Communicator> without_the_lost(Communicator& world, const std::f
 
 TEST(KvCacheRanks, GoesOnWithoutALostRank) {
   const std::uint64_t seed = test_seed();
-  for (int round = 0; round < 24 / thinning(); ++round) {
+  for (int round = 0; round < 24 / static_cast<int>(thinning()); ++round) {
     const int ranks = 2 + round % 5;
     std::atomic<std::int64_t> lost_tokens{0};
     SCOPED_TRACE(seed + static_cast<std::uint64_t>(round));
@@ -230,7 +225,7 @@ TEST(KvCacheRanks, GoesOnWithoutALostRank) {
 // A rank goes while leaves are on the move: the survivors keep every leaf that it did not carry or was not being given.
 TEST(KvCacheRanks, GoesOnAfterARebalanceWasCutOff) {
   const std::uint64_t seed = test_seed();
-  for (int round = 0; round < 12 / thinning(); ++round) {
+  for (int round = 0; round < 12 / static_cast<int>(thinning()); ++round) {
     constexpr int kRanks = 4;
     SCOPED_TRACE(seed + static_cast<std::uint64_t>(round));
     const int lost = round % kRanks;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "model/agreement.h"
 #include "model/llama.h"
 #include "model_text.h"
 #include "small_llama.h"
@@ -314,9 +315,11 @@ TEST(Llama, RanksThatDisagreeAreNamed) {
   const SmallModel model;
   run_ranks(4, [&](std::shared_ptr<Communicator> world) {
     Rank rank(model, world, small_options());
-    rank.llama.require_agreement(7, "the logits");
+    require_agreement(
+        *world, [] { return 7; }, "the logits");
     try {
-      rank.llama.require_agreement(world->rank() == 2 ? 8 : 7, "the logits");
+      require_agreement(
+          *world, [&] { return world->rank() == 2 ? 8 : 7; }, "the logits");
       ADD_FAILURE() << "not noticed";
     } catch (const Error& error) {
       EXPECT_EQ(std::string(error.what()),

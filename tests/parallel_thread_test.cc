@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <filesystem>
 #include <numeric>
 #include <string>
@@ -12,7 +11,9 @@
 #include "decode_loop.h"
 #include "expect_on_ranks.h"
 #include "parallel_checks.h"
+#include "prefill_checks.h"
 #include "temporary_directory.h"
+#include "thinning.h"
 #include "treeattn/error.h"
 
 namespace treeattn {
@@ -23,12 +24,6 @@ using testing_parallel::Failures;
 using testing_parallel::Loop;
 using testing_parallel::Output;
 using testing_parallel::PreparedCase;
-
-// Under a sanitizer: every n-th case, and of few cases one, another on other numbers of ranks.
-std::size_t thinning() {
-  const char* given = std::getenv("TREEATTN_TEST_THINNING");
-  return given != nullptr ? static_cast<std::size_t>(std::max(1, std::atoi(given))) : 1;
-}
 
 class RankCount : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, RankCount, testing::Values(1, 2, 3, 4, 5, 7, 8, 16), testing::PrintToStringParamName());
@@ -72,15 +67,21 @@ TEST_P(RankCount, BytesSentAreThoseOfTheFormulas) {
   }
 }
 
+TEST(Prefill, OfOneRankIsWithinItsBound) {
+  for (const kernels::Case& shape : testing_parallel::prefill_cases()) {
+    EXPECT_LE(testing_parallel::PreparedPrefill(shape).error(), 1) << shape.name;
+  }
+}
+
+// The bits of one rank, judged above.
 TEST_P(RankCount, PrefillByRingAndByCollecting) {
   const int ranks = GetParam();
   const std::vector<double> weights = testing_parallel::uneven_weights(ranks);
   const std::vector<kernels::Case> cases = testing_parallel::prefill_cases();
-  for (std::size_t i = 0; i < cases.size(); ++i) {
+  for (std::size_t i = 0; i < cases.size(); ++i) {  // thinned: one of the few, another on other numbers of ranks
     if (thinning() > 1 && i != static_cast<std::size_t>(ranks) % cases.size()) continue;
     const kernels::Case& shape = cases[i];
     const testing_parallel::PreparedPrefill prefill(shape);
-    EXPECT_LE(prefill.error(), 1) << shape.name;
     expect_on_ranks(ranks, [&](const auto& world) { return testing_parallel::check_prefill(world, prefill); });
     expect_on_ranks(ranks, [&](const auto& world) { return testing_parallel::check_prefill(world, prefill, weights); });
   }

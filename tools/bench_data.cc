@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/half.h"
+#include "base/mix.h"
 
 namespace treeattn::tools {
 namespace {
@@ -21,20 +22,13 @@ constexpr float kUnit = 1.7320508f / 256.0f;  // gives the sum of four bytes a v
 constexpr float kLargest = 510.0f * kUnit;
 constexpr std::size_t kMostDim = 256;
 
-// Neighbouring numbers go far apart (the finaliser of splitmix64).
-std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
-
 // Sixteen xorshift generators side by side, so that the compiler makes SIMD of it.
 class Noise {
  public:
   explicit Noise(std::uint64_t seed) {
     for (std::uint32_t& state : states_) {
       seed += 0x9e3779b97f4a7c15ull;
-      state = static_cast<std::uint32_t>(mix(seed) >> 32) | 1;  // any but zero
+      state = static_cast<std::uint32_t>(base::mix(seed) >> 32) | 1;  // any but zero
     }
   }
 
@@ -86,9 +80,9 @@ TokenMaker::TokenMaker(DType dtype, std::int64_t heads, std::int64_t head_dim, s
 float TokenMaker::int8_scale() { return kLargest / 127.0f; }
 
 void TokenMaker::make(Part part, std::int64_t sequence, std::int64_t token, std::byte* rows, std::size_t stride) const {
-  std::uint64_t seed = mix(4 * seed_ + static_cast<std::uint64_t>(part) + 1);
-  seed = mix(seed + static_cast<std::uint64_t>(sequence));
-  Noise noise(mix(seed + static_cast<std::uint64_t>(token)));
+  std::uint64_t seed = base::mix(4 * seed_ + static_cast<std::uint64_t>(part) + 1);
+  seed = base::mix(seed + static_cast<std::uint64_t>(sequence));
+  Noise noise(base::mix(seed + static_cast<std::uint64_t>(token)));
   std::uint16_t index[kMostDim + Noise::kLanes];
   for (std::size_t h = 0; h < heads_; ++h, rows += stride) {
     noise.fill(index, dim_);

@@ -15,16 +15,13 @@
 #include "treeattn/error.h"
 
 namespace treeattn::base {
-namespace {
-
-[[noreturn]] void throw_errno(const std::filesystem::path& path, std::string_view what) {
-  throw_bad_file(path, fmt::format("cannot {}: {}", what, std::generic_category().message(errno)));
-}
-
-}  // namespace
 
 void throw_bad_file(const std::filesystem::path& path, std::string_view reason) {
   throw BadFile(fmt::format("{}: {}", path.string(), reason));
+}
+
+void throw_errno(const std::filesystem::path& path, std::string_view what) {
+  throw_bad_file(path, fmt::format("cannot {}: {}", what, std::generic_category().message(errno)));
 }
 
 File::File(const std::filesystem::path& path, int flags)

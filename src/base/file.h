@@ -11,6 +11,8 @@
 namespace treeattn::base {
 
 [[noreturn]] void throw_bad_file(const std::filesystem::path& path, std::string_view reason);
+// "cannot <what>", and why, as the system's last call said.
+[[noreturn]] void throw_errno(const std::filesystem::path& path, std::string_view what);
 
 // Movable, closed at the end.
 class File {

@@ -6,19 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <string>
-#include <system_error>
 #include <utility>
 
 #include "base/file.h"
 
 namespace treeattn::base {
 namespace {
-
-[[noreturn]] void throw_errno(const std::filesystem::path& path, const std::string& what) {
-  throw_bad_file(path, "cannot " + what + ": " + std::generic_category().message(errno));
-}
 
 // Closed at the end; the mapping stays.
 struct Descriptor {

@@ -9,12 +9,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <utility>
 
-#include "base/check.h"
 #include "comm/tcp_mesh.h"
 #include "comm/topology.h"
 #include "comm/transport.h"
@@ -371,20 +369,6 @@ class TcpTransport final : public Transport {
   bool broken_ = false;
 };
 
-int number_from(const char* name, int least, int most) {
-  const char* text = std::getenv(name);
-  if (text == nullptr) {
-    throw Unavailable(fmt::format(
-        "tcp_communicator: {} is not set; accepted: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment",
-        name));
-  }
-  char* end = nullptr;
-  const long value = std::strtol(text, &end, 10);
-  base::require(end != text && *end == '\0' && value >= least && value <= most, "{} = {}; accepted: {} to {}", name,
-                text, least, most);
-  return static_cast<int>(value);
-}
-
 }  // namespace
 }  // namespace treeattn::comm
 
@@ -396,16 +380,6 @@ std::shared_ptr<Communicator> tcp_communicator(const TcpPlace& place, RankOption
   auto communicator = std::make_shared<Communicator>(std::move(transport));
   communicator->set_deadline(options.deadline);
   return communicator;
-}
-
-std::shared_ptr<Communicator> tcp_communicator(RankOptions options) {
-  constexpr int kMostRanks = 1 << 20;
-  TcpPlace place;
-  place.size = comm::number_from("WORLD_SIZE", 1, kMostRanks);
-  place.rank = comm::number_from("RANK", 0, place.size - 1);
-  place.port = comm::number_from("MASTER_PORT", 1, 65535);
-  if (const char* address = std::getenv("MASTER_ADDR")) place.address = address;
-  return tcp_communicator(place, std::move(options));
 }
 
 }  // namespace treeattn

@@ -19,12 +19,12 @@ struct Symbol {
 };
 
 // `merged` was the result of merging what stood at `place` and after it when this was queued.
-struct Candidate {
+struct PossibleMerge {
   std::int32_t rank;
   std::int32_t place;
   std::int32_t merged;
   // The smallest rank first, and of those the leftmost: a priority_queue puts the greatest on top.
-  bool operator<(const Candidate& other) const { return std::tie(rank, place) > std::tie(other.rank, other.place); }
+  bool operator<(const PossibleMerge& other) const { return std::tie(rank, place) > std::tie(other.rank, other.place); }
 };
 
 }  // namespace
@@ -69,11 +69,11 @@ void Bpe::encode(std::string_view word, std::vector<std::int32_t>& tokens) const
   }
   const auto at = [&](std::int32_t place) -> Symbol& { return symbols[static_cast<std::size_t>(place)]; };
 
-  std::vector<Candidate> candidates;
+  std::vector<PossibleMerge> candidates;
   for (std::int32_t i = 0; i + 1 < size; ++i) {
     if (const Rule* rule = find(at(i).token, at(i + 1).token)) candidates.push_back({rule->rank, i, rule->merged});
   }
-  std::priority_queue<Candidate> queue({}, std::move(candidates));
+  std::priority_queue<PossibleMerge> queue({}, std::move(candidates));
   const auto consider = [&](std::int32_t place) {
     if (place == kNone || at(place).after == kNone) return;
     if (const Rule* rule = find(at(place).token, at(at(place).after).token)) {
@@ -82,7 +82,7 @@ void Bpe::encode(std::string_view word, std::vector<std::int32_t>& tokens) const
   };
 
   while (!queue.empty()) {
-    const Candidate best = queue.top();
+    const PossibleMerge best = queue.top();
     queue.pop();
     Symbol& left = at(best.place);
     if (left.token == kNone || left.after == kNone) continue;

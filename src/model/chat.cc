@@ -25,9 +25,9 @@ std::string_view trim(std::string_view text) {
   return begin < end ? text.substr(begin, end - begin) : std::string_view();
 }
 
-class Writer {
+class PromptWriter {
  public:
-  explicit Writer(const Tokenizer& tokenizer)
+  explicit PromptWriter(const Tokenizer& tokenizer)
       : tokenizer_(tokenizer),
         begin_text_(required("<|begin_of_text|>")),
         begin_header_(required("<|start_header_id|>")),
@@ -72,7 +72,7 @@ constexpr std::string_view kAfterHeader = "\n\n";
 
 std::vector<std::int32_t> chat_tokens(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
                                       bool begin_answer) {
-  Writer writer(tokenizer);
+  PromptWriter writer(tokenizer);
   for (const ChatMessage& message : messages) {
     check_role(message.role);
     writer.header(message.role);

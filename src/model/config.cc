@@ -15,10 +15,10 @@
 namespace treeattn::model {
 namespace {
 
-constexpr std::uint64_t kLargestFile = 1 << 20;
+constexpr std::uint64_t kLargestConfigFile = 1 << 20;
 // Far above any published model, and low enough that no product of sizes overflows 64 bits.
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 22;  // of the vocabulary
-constexpr std::int64_t kWidest = std::int64_t{1} << 20;      // of a row
+constexpr std::int64_t kLargestVocab = std::int64_t{1} << 22;  // of the vocabulary
+constexpr std::int64_t kWidest = std::int64_t{1} << 20;        // of a row
 constexpr std::int64_t kMostLayers = 1024;
 constexpr std::int64_t kMostHeads = 1024;
 // What attention takes (treeattn/attention.h). Said here, where the key of the file can be named.
@@ -114,7 +114,7 @@ LlamaConfig parse_config(std::string_view text, const std::string& name) {
   const JsonNode json(value, name);
   check_architecture(json);
   LlamaConfig config;
-  config.vocab = json.integer("vocab_size", 1, kMostTokens);
+  config.vocab = json.integer("vocab_size", 1, kLargestVocab);
   config.hidden = json.integer("hidden_size", 1, kWidest);
   config.layers = json.integer("num_hidden_layers", 1, kMostLayers);
   config.heads = json.integer("num_attention_heads", 1, kMostHeads);
@@ -147,7 +147,7 @@ LlamaConfig parse_config(std::string_view text, const std::string& name) {
 }
 
 LlamaConfig read_config(const std::filesystem::path& file) {
-  return parse_config(read_text(file, kLargestFile), file.string());
+  return parse_config(read_text(file, kLargestConfigFile), file.string());
 }
 
 std::vector<std::string_view> known_shapes() {

@@ -11,7 +11,7 @@
 namespace treeattn::model {
 namespace {
 
-constexpr std::uint64_t kLargestFile = 1 << 20;
+constexpr std::uint64_t kLargestGenerationFile = 1 << 20;
 
 // Ways of choosing that are not supported, and the value that switches each off.
 constexpr struct {
@@ -49,7 +49,7 @@ GenerationConfig parse_generation_config(std::string_view text, const std::strin
 }
 
 GenerationConfig read_generation_config(const std::filesystem::path& file) {
-  return parse_generation_config(read_text(file, kLargestFile), file.string());
+  return parse_generation_config(read_text(file, kLargestGenerationFile), file.string());
 }
 
 }  // namespace treeattn::model

@@ -69,10 +69,6 @@ class Llama {
   // Adds tokens whose keys and values are random numbers: a long text for a benchmark, at once.
   void fill(SequenceId sequence, std::int64_t tokens, std::uint32_t seed);
 
-  // Collective. Throws Error on every rank, naming those whose digest is not that of most. Returns whether any rank has
-  // raised the flag.
-  bool require_agreement(std::uint64_t digest, const char* what, bool flag = false);
-
   // After LostRanks out of any call, on every survivor: makes the group without the lost ranks, takes the cache over
   // and computes again what they had. Text that not all survivors had finished is cut off: transcript() says where to
   // go on. Throws LostRanks on a rank that was given up itself.
@@ -127,8 +123,5 @@ class Llama {
   std::int64_t growth_ = 0;  // of act_ and logits_: what was recorded holds their addresses
   const std::int64_t id_;    // no other has it: what another has recorded is not for this one
 };
-
-// Of bits, 8 bytes at a time.
-std::uint64_t digest_of(std::span<const float> values, std::uint64_t seed = 0);
 
 }  // namespace treeattn::model

@@ -9,6 +9,7 @@
 #include <new>
 
 #include "base/half.h"
+#include "base/mix.h"
 #include "base/virtual_memory.h"
 #include "model/checkpoint.h"
 #include "model/json.h"
@@ -22,13 +23,6 @@ namespace {
 constexpr double kDeviation = 0.02;      // what Llama's weights begin their training with
 constexpr std::size_t kBlock = 1 << 16;  // elements: one task, one stream of random numbers
 constexpr std::size_t kAlignment = 64;
-
-// The output function of SplitMix64 (Steele, Lea, Flood 2014): equal inputs, equal outputs, and all bits mixed.
-std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 // The sum of four uniform numbers: near enough to normal here, and one draw is enough.
 std::uint16_t random_weight(std::uint64_t bits) {
@@ -83,7 +77,8 @@ class RandomCheckpoint : public Checkpoint {
     }
     const int threads = tasks.size() < 16 ? 1 : ThreadPool::available_cores();
     ThreadPool pool(threads);
-    pool.run(tasks.size(), [&](std::size_t task, int) { fill_block(tasks[task], mix(mix(seed + 1) + task)); });
+    pool.run(tasks.size(),
+             [&](std::size_t task, int) { fill_block(tasks[task], base::mix(base::mix(seed + 1) + task)); });
   }
 
   void fill_block(Task task, std::uint64_t stream) {
@@ -93,7 +88,7 @@ class RandomCheckpoint : public Checkpoint {
       std::fill_n(out, count, base::float_to_bfloat16(1.0f));
       return;
     }
-    for (std::size_t i = 0; i < count; ++i) out[i] = random_weight(mix(stream + (i + 1) * 0x9e3779b97f4a7c15u));
+    for (std::size_t i = 0; i < count; ++i) out[i] = random_weight(base::mix(stream + (i + 1) * 0x9e3779b97f4a7c15u));
   }
 
   std::size_t elements(std::size_t tensor) const { return static_cast<std::size_t>(list_[tensor].elements()); }

@@ -12,6 +12,7 @@
 #include <unordered_set>
 
 #include "base/check.h"
+#include "base/mix.h"
 #include "treeattn/error.h"
 
 namespace treeattn::model {
@@ -21,13 +22,6 @@ struct Candidate {
   std::int32_t token = 0;
   double weight = 0;  // not normalised; 1 for the most likely
 };
-
-// The splitmix64 finaliser: every bit of the result depends on every bit of x.
-std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
 
 // Throws unless all are numbers and one is finite. On the bits of the numbers: loops of integers are vectorised, and
 // a vocabulary is long.
@@ -126,7 +120,7 @@ void add_logprobs(std::span<const float> logits, const SamplerOptions& options, 
 
 double uniform_draw(std::uint64_t seed, std::uint64_t counter) {
   constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15ull;
-  const std::uint64_t bits = mix(mix(seed + kGolden) + (counter + 1) * kGolden);
+  const std::uint64_t bits = base::mix(base::mix(seed + kGolden) + (counter + 1) * kGolden);
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "model/agreement.h"
 #include "model/sampler.h"
 #include "model/stop_scanner.h"
 #include "parallel/agree.h"
@@ -118,8 +119,8 @@ bool Session::catch_up(const Call& call) {
   if (length() < prompt_end_) {
     const auto from = static_cast<std::size_t>(length());
     const auto leave = [&] {
-      const auto place = static_cast<std::uint64_t>(length());
-      return llama_->require_agreement(place, "the length of the text", call.interrupted());
+      const auto place = [&] { return static_cast<std::uint64_t>(length()); };
+      return require_agreement(*llama_->communicator(), place, "the length of the text", call.interrupted());
     };
     llama_->prefill(sequence_, known.subspan(from, static_cast<std::size_t>(prompt_end_) - from), prompt_logits_,
                     Way::kBlocks, call.listener.prefill, leave);
@@ -140,9 +141,9 @@ bool Session::next_token(Call& call) {
     return false;
   }
   const TokenChoice choice = choose(logits_, known_, static_cast<std::int64_t>(known_.size()), options.sampler);
-  const bool alone = llama_->communicator()->size() == 1;  // and nobody to compare with
-  const std::uint64_t digest = alone ? 0 : digest_of(logits_, static_cast<std::uint64_t>(choice.token));
-  const bool stop_all = llama_->require_agreement(digest, "the logits and the token taken", call.interrupted());
+  const auto digest = [&] { return digest_of(logits_, static_cast<std::uint64_t>(choice.token)); };
+  const bool stop_all =
+      require_agreement(*llama_->communicator(), digest, "the logits and the token taken", call.interrupted());
   known_.push_back(choice.token);
   const std::size_t said = known_.size() - call.begin;
   if (said <= call.shown) return true;  // computed again after a loss

@@ -12,7 +12,7 @@
 namespace treeattn::model {
 namespace {
 
-constexpr std::uint64_t kLargestFile = std::uint64_t{64} << 20;
+constexpr std::uint64_t kLargestTokenizerFile = std::uint64_t{64} << 20;
 constexpr std::size_t kLongestText = std::size_t{1} << 30;
 
 }  // namespace
@@ -61,7 +61,7 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
 Tokenizer Tokenizer::read(const std::filesystem::path& file) {
-  return parse(read_text(file, kLargestFile), file.string());
+  return parse(read_text(file, kLargestTokenizerFile), file.string());
 }
 
 Tokenizer Tokenizer::parse(std::string_view json, const std::string& name) {

@@ -9,7 +9,7 @@
 namespace treeattn::model {
 namespace {
 
-constexpr std::uint64_t kLargestFile = std::uint64_t{8} << 20;
+constexpr std::uint64_t kLargestTokenizerConfig = std::uint64_t{8} << 20;
 constexpr std::size_t kMostTemplates = 64;
 
 // "token" or {"content": "token", ...}.
@@ -21,7 +21,7 @@ std::optional<std::string> read_token(const JsonNode& json, const std::string& k
 }
 
 // "template" or [{"name": "default", "template": "template"}, ...].
-std::optional<std::string> read_template(const JsonNode& json) {
+std::optional<std::string> read_chat_template(const JsonNode& json) {
   const auto found = json.find("chat_template");
   if (!found) return std::nullopt;
   if (!found->value().is_array()) return found->text();
@@ -38,14 +38,14 @@ std::optional<std::string> read_template(const JsonNode& json) {
 TokenizerConfig parse_tokenizer_config(std::string_view text, const std::string& name) {
   const Json value = parse_json(text, name);
   const JsonNode json(value, name);
-  return {read_token(json, "bos_token"), read_token(json, "eos_token"), read_template(json)};
+  return {read_token(json, "bos_token"), read_token(json, "eos_token"), read_chat_template(json)};
 }
 
 TokenizerConfig read_tokenizer_config(const std::filesystem::path& file) {
-  TokenizerConfig config = parse_tokenizer_config(read_text(file, kLargestFile), file.string());
+  TokenizerConfig config = parse_tokenizer_config(read_text(file, kLargestTokenizerConfig), file.string());
   const auto beside = file.parent_path() / "chat_template.jinja";
   std::error_code ignored;
-  if (std::filesystem::exists(beside, ignored)) config.chat_template = read_text(beside, kLargestFile);
+  if (std::filesystem::exists(beside, ignored)) config.chat_template = read_text(beside, kLargestTokenizerConfig);
   return config;
 }
 

@@ -19,8 +19,11 @@
 
 namespace treeattn::parallel {
 
+// In place of a page where another rank carries the chunk.
+inline constexpr std::int32_t kNoPage = -1;
+
 // K and V of some sequences on this rank, ready for the kernels: paged views whose page is a chunk and whose table has
-// an entry for every chunk of the sequence, -1 where another rank carries it. Owns the table; views memory of the
+// an entry for every chunk of the sequence, or kNoPage. Owns the table; views memory of the
 // cache, and is valid until the cache is next changed. Move it, do not copy it: the views point into the table.
 struct KvBatch {
   KvView k;
@@ -34,8 +37,8 @@ struct KvBatch {
 struct LeafChunk {
   SequenceId sequence = 0;
   std::int64_t chunk = 0;
-  std::int64_t tokens = 0;  // in use
-  std::int32_t page = -1;   // number within the leaf; -1 where this rank has none
+  std::int64_t tokens = 0;      // in use
+  std::int32_t page = kNoPage;  // number within the leaf
 
   bool operator==(const LeafChunk&) const = default;
 };
@@ -108,7 +111,7 @@ class KvStore {
   void rebalance(plan::Shares shares);
   std::vector<TokenRange> adopt(std::shared_ptr<Communicator> survivors, plan::Shares shares);
 
-  // Leaf by leaf, for moving and for files.
+  // Leaf by leaf, for moving and for files (kv_leaves.cc).
   // Every chunk of a leaf, by sequence, then by chunk: the same on every rank but for the pages.
   std::vector<LeafChunk> leaf_chunks(int leaf) const;
   // Of chunks as leaf_chunks gave them: the page of the pool behind each number.
@@ -127,7 +130,7 @@ class KvStore {
  private:
   struct Sequence {
     std::int64_t length = 0;
-    std::vector<std::int32_t> pages;  // [chunks] of the pool, -1 where another rank carries it
+    std::vector<std::int32_t> pages;  // [chunks] of the pool
   };
 
   const Sequence& find(SequenceId sequence) const;

@@ -51,17 +51,17 @@ float* nccl_as_in_paper(NcclRun& run, float* own) {
 float* nccl_gather(NcclRun& run, float* own) {
   const auto ranks = static_cast<std::size_t>(run.size());
   std::size_t most = 1;
-  for (int r = 0; r < run.size(); ++r) most = std::max(most, run.part(r, r).size());
+  for (int r = 0; r < run.size(); ++r) most = std::max(most, run.context.part(r, r).size());
   const std::size_t floats = most * run.shape.floats();
   run.scratch.begin((ranks + 2) * floats);
   if (!run.context.canonical) own = run.merged(own);
   float* mine = run.scratch.take(floats);
   float* all = run.scratch.take(ranks * floats);
-  run.copy(mine, own, run.part(run.rank(), run.rank()).size() * run.shape.floats());
+  run.copy(mine, own, run.context.part(run.rank(), run.rank()).size() * run.shape.floats());
   run.nccl.begun(ncclAllGather(mine, all, floats, ncclFloat, run.nccl.get(), run.stream), "ncclAllGather");
   run.nccl.settle("ncclAllGather");
   DeviceNodes nodes(run.shape, run.stream);
-  for (int r = 0; r < run.size(); ++r) nodes.add(run.part(r, r), all + static_cast<std::size_t>(r) * floats);
+  for (int r = 0; r < run.size(); ++r) nodes.add(run.context.part(r, r), all + static_cast<std::size_t>(r) * floats);
   if (!run.context.canonical) nodes.merge_all();
   return run.root(nodes);
 }

@@ -5,12 +5,6 @@
 
 namespace treeattn::parallel {
 
-plan::NodeSet NcclRun::part(int rank, int place) const {
-  const plan::NodeSet& nodes = context.shares.nodes_of(rank);
-  if (context.canonical || nodes.empty()) return nodes;
-  return {{0, place}};
-}
-
 float* NcclRun::merged(float* own) {
   const std::size_t blocks = context.shares.nodes_of(rank()).size();
   if (blocks == 0) {

@@ -39,8 +39,6 @@ class NcclRun {
 
   int rank() const { return context.communicator.rank(); }
   int size() const { return context.communicator.size(); }
-  // What a rank brings; in the free order its place, as if that were a leaf.
-  plan::NodeSet part(int rank, int place) const;
   // All of this rank's blocks as one; the empty state where it has none.
   float* merged(float* own);
   // Of all ranks' blocks.

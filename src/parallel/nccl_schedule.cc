@@ -12,9 +12,9 @@ using plan::Message;
 using plan::Payload;
 
 // As ScheduleRun of reduce.cc; a gather does not come here, so parts are always merged.
-class ScheduleRun {
+class NcclScheduleRun {
  public:
-  ScheduleRun(NcclRun& run, const plan::Schedule& schedule)
+  NcclScheduleRun(NcclRun& run, const plan::Schedule& schedule)
       : run_(run), schedule_(schedule), partial_(run.shape, run.stream) {}
 
   float* reduce(float* own) {
@@ -26,7 +26,7 @@ class ScheduleRun {
     const auto found = std::find(schedule_.order.begin(), schedule_.order.end(), run_.rank());
     const int place = static_cast<int>(found - schedule_.order.begin());
     if (!run_.context.canonical) own = run_.merged(own);
-    partial_.add(run_.part(run_.rank(), place), own);
+    partial_.add(run_.context.part(run_.rank(), place), own);
     for (const auto& round : schedule_.rounds) run_round(round);
     return result();
   }
@@ -81,13 +81,7 @@ class ScheduleRun {
       result_ = data;
       return;
     }
-    plan::NodeSet nodes;
-    for (int i = 0; i < message.count; ++i) {
-      const int place = (message.first + i) % static_cast<int>(schedule_.order.size());
-      nodes = plan::unite(nodes, run_.part(schedule_.order[static_cast<std::size_t>(place)], place));
-    }
-    if (!run_.context.canonical) nodes.resize(1);
-    partial_.add(nodes, data);
+    partial_.add(run_.context.merged_parts(message, schedule_), data);
     if (!run_.context.canonical) partial_.merge_all();
   }
 
@@ -103,7 +97,7 @@ class ScheduleRun {
 }  // namespace
 
 float* nccl_by_schedule(NcclRun& run, const plan::Schedule& schedule, float* own) {
-  return ScheduleRun(run, schedule).reduce(own);
+  return NcclScheduleRun(run, schedule).reduce(own);
 }
 
 }  // namespace treeattn::parallel

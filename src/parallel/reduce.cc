@@ -25,11 +25,9 @@ std::span<const std::byte> bytes_of(const float* data, std::size_t floats) {
   return std::as_bytes(std::span(data, floats));
 }
 
-// What a rank contributes, as nodes: those of its share, or, in the free order, its place as if that were a leaf.
-plan::NodeSet contribution(const ReduceContext& context, int rank, int place) {
-  const plan::NodeSet& nodes = context.shares.nodes_of(rank);
-  if (context.canonical || nodes.empty()) return nodes;
-  return {{0, place}};
+// Of the i-th part of a message, which may go round the end of the order.
+int place_of(const Message& message, int i, const plan::Schedule& schedule) {
+  return (message.first + i) % static_cast<int>(schedule.order.size());
 }
 
 // One rank's way through a schedule.
@@ -73,12 +71,10 @@ class ScheduleRun {
     return plan::states_in(message, schedule_, context_.shares, context_.canonical) * shape_.block_floats();
   }
 
-  int place_of(const Message& message, int i) const {
-    return (message.first + i) % static_cast<int>(schedule_.order.size());
-  }
+  int place_of(const Message& message, int i) const { return parallel::place_of(message, i, schedule_); }
 
   plan::NodeSet part_nodes(int place) const {
-    return contribution(context_, schedule_.order[static_cast<std::size_t>(place)], place);
+    return context_.part(schedule_.order[static_cast<std::size_t>(place)], place);
   }
 
   // All messages of a round are under way before any is waited for, and nothing is merged until all are done: what is
@@ -143,10 +139,7 @@ class ScheduleRun {
       }
       return;
     }
-    plan::NodeSet nodes;
-    for (int i = 0; i < message.count; ++i) nodes = plan::unite(nodes, part_nodes(place_of(message, i)));
-    if (!context_.canonical) nodes.resize(1);
-    partial_.add(nodes, memory);
+    partial_.add(context_.merged_parts(message, schedule_), memory);
     if (!context_.canonical) partial_.merge_all();
   }
 
@@ -193,6 +186,22 @@ SharedBuffer merge_own(const ReduceContext& context, StateShape shape, SharedBuf
 }
 
 }  // namespace
+
+plan::NodeSet ReduceContext::part(int rank, int place) const {
+  const plan::NodeSet& nodes = shares.nodes_of(rank);
+  if (canonical || nodes.empty()) return nodes;
+  return {{0, place}};
+}
+
+plan::NodeSet ReduceContext::merged_parts(const Message& message, const plan::Schedule& schedule) const {
+  plan::NodeSet nodes;
+  for (int i = 0; i < message.count; ++i) {
+    const int place = place_of(message, i, schedule);
+    nodes = plan::unite(nodes, part(schedule.order[static_cast<std::size_t>(place)], place));
+  }
+  if (!canonical) nodes.resize(1);
+  return nodes;
+}
 
 SharedBuffer reduce_by_schedule(const ReduceContext& context, const plan::Schedule& schedule, StateShape shape,
                                 SharedBuffer own) {
@@ -260,7 +269,7 @@ SharedBuffer reduce_scatter(const ReduceContext& context, std::span<const std::s
   const auto rows = [&](int r) {
     return rows_of_rank[static_cast<std::size_t>(r) + 1] - rows_of_rank[static_cast<std::size_t>(r)];
   };
-  const auto nodes = [&](int r) { return contribution(context, r, r); };
+  const auto nodes = [&](int r) { return context.part(r, r); };
   if (!context.canonical) own = merge_own(context, shape, std::move(own));
   // The rows of one rank, block after block.
   const auto slice = [&](int r) {

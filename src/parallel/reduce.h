@@ -24,6 +24,11 @@ struct ReduceContext {
   const plan::Shares& shares;
   ThreadPool& pool;
   bool canonical = true;
+
+  // What a rank brings, as nodes: those of its share, or, in the free order, its place as if that were a leaf.
+  plan::NodeSet part(int rank, int place) const;
+  // What a message of merged states brings: the nodes of all its parts together, in the free order as one.
+  plan::NodeSet merged_parts(const plan::Message& message, const plan::Schedule& schedule) const;
 };
 
 // Executes a schedule (kMerge, kButterfly, kGather, kTwoLevel). `schedule` may be one rank's view of it. `own` holds

@@ -9,6 +9,7 @@
 #include "decode_loop.h"
 #include "expect_on_ranks.h"
 #include "parallel_checks.h"
+#include "prefill_checks.h"
 #include "temporary_directory.h"
 #include "treeattn/cuda.h"
 #include "treeattn/error.h"

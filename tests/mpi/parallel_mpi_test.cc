@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "parallel_checks.h"
+#include "prefill_checks.h"
 
 namespace {
 
@@ -15,7 +16,7 @@ Failures check_all(const std::shared_ptr<Communicator>& world) {
   Failures all;
   const auto add = [&](const Failures& failures) { all.insert(all.end(), failures.begin(), failures.end()); };
   const std::vector<double> weights = testing_parallel::uneven_weights(world->size());
-  // Every rank works out the answers for itself, and there are more ranks than cores.
+  // Every rank works out for itself what one machine would say, and there are more ranks than cores.
   const bool few = world->size() <= 4;
   add(testing_parallel::check_strategies(world, testing_parallel::prepared_cases(few ? 7 : 31)));
   add(testing_parallel::check_strategies(world, testing_parallel::prepared_cases(few ? 23 : 53, 2), weights));

@@ -85,13 +85,20 @@ Logit make_logit(const Problem& problem, const ErrorModel& model, const double* 
   const double* k = keys.row(token);
   const double k_scale = keys.scale(token);
   double k_sum = keys.size(token);
-  double dot = 0, magnitude = 0, finite_magnitude = 0;
-  for (std::int64_t d = 0; d < problem.q.head_dim; ++d) {
-    const double product = q[d] * k[d];
-    dot += product;
-    magnitude += std::fabs(product);
-    if (std::isfinite(product)) finite_magnitude += std::fabs(product);
+  // Four sums side by side, for the compiler to make SIMD of: a head_dim is a multiple of 8.
+  double dots[4] = {}, magnitudes[4] = {}, finite_magnitudes[4] = {};
+  for (std::int64_t d = 0; d < problem.q.head_dim; d += 4) {
+    for (std::int64_t i = 0; i < 4; ++i) {
+      const double product = q[d + i] * k[d + i];
+      dots[i] += product;
+      magnitudes[i] += std::fabs(product);
+      finite_magnitudes[i] += std::isfinite(product) ? std::fabs(product) : 0;
+    }
   }
+  double dot = (dots[0] + dots[1]) + (dots[2] + dots[3]);
+  double magnitude = (magnitudes[0] + magnitudes[1]) + (magnitudes[2] + magnitudes[3]);
+  double finite_magnitude =
+      (finite_magnitudes[0] + finite_magnitudes[1]) + (finite_magnitudes[2] + finite_magnitudes[3]);
   // All that an infinite scale leaves of a product is its sign, and roundings may change that.
   const bool sign_known =
       magnitude == 0 || std::fabs(dot) > gamma(dims, u) * magnitude + model.query_error * q_max * k_sum;
@@ -285,7 +292,7 @@ class RowReference {
 
   void bound_out(const HeadRows& v, const double* out, double* bound) {
     largest_.assign(index(v.dim), 0.0);
-    double largest_separate = 0;
+    double largest_separate = 0, all_rounded = 0;
     double floor = 0;  // of a weight with its value scale
     for (const Term& term : terms_) {
       if (term.token < 0 || model_.weight_floor == 0) continue;
@@ -296,12 +303,17 @@ class RowReference {
       const double moved = term.common < 0.5 ? term.weight / sum_ * std::expm1(term.common) : share(term, term.common);
       const double rounded = share(term, term.common) * std::expm1(term.separate);
       largest_separate = std::max(largest_separate, term.separate);
-      const double* value = term.token < 0 ? nullptr : v.row(term.token);
-      const double lost = value == nullptr ? 0.0 : floor / std::fabs(v.scale(term.token));
+      all_rounded += rounded;
+      if (term.token < 0) {  // the value of a sink is 0
+        for (std::int64_t d = 0; d < v.dim; ++d) bound[d] += moved * std::fabs(out[d]);
+        continue;
+      }
+      const double* value = v.row(term.token);
+      const double scale = std::fabs(v.scale(term.token));
+      const double of_value = rounded + (scale == 0 ? 0 : floor / scale);  // a scale of 0 leaves nothing to lose
       for (std::int64_t d = 0; d < v.dim; ++d) {
-        const double x = value == nullptr ? 0.0 : value[d];
-        bound[d] += moved * std::fabs(x - out[d]) + rounded * (std::fabs(x) + std::fabs(out[d]));
-        if (x != 0) bound[d] += lost * std::fabs(x);
+        const double x = value[d];
+        bound[d] += moved * std::fabs(x - out[d]) + of_value * std::fabs(x);
         if (std::isfinite(x)) largest_[index(d)] = std::max(largest_[index(d)], std::fabs(x));
       }
     }
@@ -309,6 +321,7 @@ class RowReference {
       const double size = std::fabs(out[d]);
       const double largest = largest_[index(d)];
       const bool overflows = largest * static_cast<double>(terms_.size()) >= kTooLarge;
+      bound[d] += all_rounded * size;
       if (!std::isfinite(out[d])) {
         // A logit that overflows to -inf hides its value; a sum that overflows may meet the other infinity.
         bound[d] = !comparable_ || (overflows && !std::isnan(out[d])) ? kInfinity : 0;
