@@ -134,10 +134,10 @@ HWY_INLINE void weigh_row(DF df, const SoftmaxArgs& args, int r, float tile_max,
   advance(args, r, m, sum);
 }
 
-// Whether nothing but scales stands between the logits of a row and its weights. Where others of the tile are masked
-// it must be told what is hidden, which the short way does not do for scaled weights.
+// Whether nothing but scales stands between the logits of a row and its weights. That there are scales must not decide
+// it: a cache has them where a view may have none, and scales of 1 change no bits.
 HWY_INLINE bool all_visible(const SoftmaxArgs& args, int row, int padded) {
-  if (!kHasVisibleRows || args.slopes_log2 || (args.begin && args.value_scales)) return false;
+  if (!kHasVisibleRows || args.slopes_log2) return false;
   const int begin = args.begin ? args.begin[row % args.rows] : 0;
   const int end = args.end ? args.end[row % args.rows] : args.tokens;
   return begin == 0 && end == padded && args.cap_log2 <= 0 && args.factor > 0;

@@ -80,7 +80,10 @@ float weigh_visible(float factor, float m, const float* key_scales, const float*
     const uint32x4_t exponent = vshlq_n_u32(vreinterpretq_u32_f32(shifted), 23);
     p = vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(p), exponent));
     sum = vaddq_f32(sum, p);
-    if (kValueScales) p = vmulq_f32(p, vld1q_f32(value_scales + t));
+    if (kValueScales) {  // what vanishes becomes -0, as in weigh
+      p = vmulq_f32(p, vld1q_f32(value_scales + t));
+      p = vbslq_f32(vceqzq_f32(p), vdupq_n_f32(-0.0f), p);
+    }
     vst1q_f32(x + t, p);
   }
   return vaddvq_f32(sum);
