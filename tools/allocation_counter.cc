@@ -12,35 +12,33 @@
 #include <cstdlib>
 #include <new>
 
+#include "base/memory_meter.h"
+
 namespace treeattn::tools {
 
 namespace {
 
 // Usable from the first new to the last delete.
 constinit std::atomic<bool> watched{false};
-// Since the watch began; what is given back may be older.
-constinit std::atomic<std::ptrdiff_t> held{0}, most_held{0};
+constinit base::AllocationMeter meter;
 
-void count(std::ptrdiff_t bytes) {
-  if (!watched.load(std::memory_order_relaxed)) return;
-  const std::ptrdiff_t now = held.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  std::ptrdiff_t most = most_held.load(std::memory_order_relaxed);
-  while (now > most && !most_held.compare_exchange_weak(most, now, std::memory_order_relaxed)) {
-  }
+void count_new(std::size_t bytes) {
+  if (watched.load(std::memory_order_relaxed)) meter.add(bytes);
 }
-void count_new(std::size_t bytes) { count(static_cast<std::ptrdiff_t>(bytes)); }
-void count_deleted(std::size_t bytes) { count(-static_cast<std::ptrdiff_t>(bytes)); }
+void count_deleted(std::size_t bytes) {
+  if (watched.load(std::memory_order_relaxed)) meter.remove(bytes);
+}
 
 }  // namespace
 
-AllocationWatch::AllocationWatch() {
-  held = most_held = 0;
+AllocationWatch::AllocationWatch() : before_(meter.current()) {
+  meter.reset_peak();
   watched = true;
 }
 
 AllocationWatch::~AllocationWatch() { watched = false; }
 
-std::size_t AllocationWatch::peak() const { return static_cast<std::size_t>(most_held.load()); }
+std::size_t AllocationWatch::peak() const { return meter.peak() - before_; }
 
 RankPeak::RankPeak(Communicator& world) : world_(world), shared_(world.transport() != "mpi") {
   world_.barrier();

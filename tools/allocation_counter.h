@@ -21,6 +21,9 @@ class AllocationWatch {
 
   // The most that was held at any time since, beyond what was held before.
   std::size_t peak() const;
+
+ private:
+  std::size_t before_;
 };
 
 // What a rank allocates at its peak. Ranks that are threads share the counter: the first one reads it for all, and they

@@ -24,15 +24,18 @@ std::size_t status_bytes(const std::string& key) {
 }  // namespace
 
 void AllocationMeter::add(std::size_t bytes) {
-  const std::size_t now = current_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  std::size_t peak = peak_.load(std::memory_order_relaxed);
+  const auto more = static_cast<std::ptrdiff_t>(bytes);
+  const std::ptrdiff_t now = current_.fetch_add(more, std::memory_order_relaxed) + more;
+  std::ptrdiff_t peak = peak_.load(std::memory_order_relaxed);
   while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
   }
 }
 
-void AllocationMeter::remove(std::size_t bytes) { current_.fetch_sub(bytes, std::memory_order_relaxed); }
+void AllocationMeter::remove(std::size_t bytes) {
+  current_.fetch_sub(static_cast<std::ptrdiff_t>(bytes), std::memory_order_relaxed);
+}
 
-void AllocationMeter::reset_peak() { peak_.store(current(), std::memory_order_relaxed); }
+void AllocationMeter::reset_peak() { peak_.store(current_.load(std::memory_order_relaxed), std::memory_order_relaxed); }
 
 std::size_t peak_resident_bytes() { return status_bytes("VmHWM:"); }
 

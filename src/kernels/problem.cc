@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "kernels/head_dims.h"
 #include "plan/node_chunks.h"
 
 namespace treeattn::kernels {
@@ -37,8 +38,8 @@ void require_dim(std::string_view view, std::string_view name, std::int64_t valu
 }
 
 void require_head_dim(std::string_view view, std::int64_t head_dim) {
-  require(head_dim >= 16 && head_dim <= 256 && head_dim % 8 == 0, "{}.head_dim = {}; accepted: 16 to 256 in steps of 8",
-          view, head_dim);
+  require(takes_head_dim(head_dim), "{}.head_dim = {}; accepted: {} to {} in steps of {}", view, head_dim,
+          kLeastHeadDim, kMostHeadDim, kHeadDimStep);
 }
 
 void require_equal(std::string_view name, std::int64_t value, std::string_view other_name, std::int64_t other) {

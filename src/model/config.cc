@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "kernels/head_dims.h"
 #include "model/json.h"
 #include "model/tensor_list.h"
 #include "model/token_ids.h"
@@ -15,16 +16,14 @@
 namespace treeattn::model {
 namespace {
 
+using kernels::kHeadDimStep, kernels::kLeastHeadDim, kernels::kMostHeadDim;
+
 constexpr std::uint64_t kLargestConfigFile = 1 << 20;
 // Far above any published model, and low enough that no product of sizes overflows 64 bits.
 constexpr std::int64_t kLargestVocab = std::int64_t{1} << 22;  // of the vocabulary
 constexpr std::int64_t kWidest = std::int64_t{1} << 20;        // of a row
 constexpr std::int64_t kMostLayers = 1024;
 constexpr std::int64_t kMostHeads = 1024;
-// What attention takes (treeattn/attention.h). Said here, where the key of the file can be named.
-constexpr std::int64_t kNarrowestHead = 16;
-constexpr std::int64_t kWidestHead = 256;
-constexpr std::int64_t kHeadStep = 8;
 constexpr std::int64_t kLongestContext = std::int64_t{1} << 30;
 
 void require_text(const JsonNode& config, const std::string& key, std::string_view accepted) {
@@ -123,15 +122,14 @@ LlamaConfig parse_config(std::string_view text, const std::string& name) {
     json.at("num_key_value_heads").refuse(fmt::format("a divisor of num_attention_heads = {}", config.heads));
   }
   if (const auto head_dim = json.find("head_dim")) {
-    config.head_dim = head_dim->integer(kNarrowestHead, kWidestHead);
-    if (config.head_dim % kHeadStep != 0) head_dim->refuse(fmt::format("a multiple of {}", kHeadStep));
+    config.head_dim = head_dim->integer(kLeastHeadDim, kMostHeadDim);
+    if (config.head_dim % kHeadDimStep != 0) head_dim->refuse(fmt::format("a multiple of {}", kHeadDimStep));
   } else {
     config.head_dim = config.hidden / config.heads;
-    if (config.hidden % config.heads != 0 || config.head_dim % kHeadStep != 0 || config.head_dim < kNarrowestHead ||
-        config.head_dim > kWidestHead) {
+    if (config.hidden % config.heads != 0 || !kernels::takes_head_dim(config.head_dim)) {
       json.at("hidden_size")
           .refuse(fmt::format("without head_dim: num_attention_heads = {} times {} to {} in steps of {}", config.heads,
-                              kNarrowestHead, kWidestHead, kHeadStep));
+                              kLeastHeadDim, kMostHeadDim, kHeadDimStep));
     }
   }
   config.feed_forward = json.integer("intermediate_size", 1, kWidest);

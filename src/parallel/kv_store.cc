@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "kernels/head_dims.h"
 #include "parallel/kv_rows.h"
 #include "plan/tree_order.h"
 
@@ -34,7 +35,8 @@ void check_config(const KvCacheConfig& config) {
   constexpr int kMaxLayers = 1 << 16;
   constexpr std::int64_t kMaxHeads = std::int64_t{1} << 20;
   const auto require_dim = [](const char* name, std::int64_t dim) {
-    require(dim >= 16 && dim <= 256 && dim % 8 == 0, "{} = {}; accepted: 16 to 256 in steps of 8", name, dim);
+    require(kernels::takes_head_dim(dim), "{} = {}; accepted: {} to {} in steps of {}", name, dim,
+            kernels::kLeastHeadDim, kernels::kMostHeadDim, kernels::kHeadDimStep);
   };
   require(config.layers >= 1 && config.layers <= kMaxLayers, "layers = {}; accepted: 1 to {}", config.layers,
           kMaxLayers);

@@ -249,21 +249,17 @@ double product_burst(long iterations) {
   return kPairs * kPairs * 32.0 * 2.0 / 3.0 * static_cast<double>(iterations) + nothing;
 }
 
-int sum_floats(int dim) { return dim; }
-void unpack_sums(const float* sums, int, int, int dim, float* out) {
-  for (int d = 0; d < dim; d += 4) vst1q_f32(out + d, vld1q_f32(sums + d));
-}
-
 }  // namespace
 
 void use_neon_bf16_prefill(CpuTarget& target) {
+  const TileOps& plain_sums = target.ops[static_cast<int>(DType::kFloat32)];
   static TileOps ops = target.ops[static_cast<int>(DType::kBFloat16)];
   ops.packed_query_bytes = packed_query_bytes;
   ops.pack_queries = pack_queries;
   ops.dot = dot;
   ops.accumulate = accumulate;
-  ops.sum_floats = sum_floats;
-  ops.unpack_sums = unpack_sums;
+  ops.sum_floats = plain_sums.sum_floats;
+  ops.unpack_sums = plain_sums.unpack_sums;
   ops.product_burst = product_burst;
   target.many_rows[static_cast<int>(DType::kBFloat16)] = &ops;
 }
