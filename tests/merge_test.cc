@@ -147,6 +147,23 @@ TEST(MergeTest, HugeMaximaAndDifferencesStayFinite) {
   EXPECT_TRUE(same_bits(merged(high, low), {3e38f, 1, 0x1p-126f}));
 }
 
+// Half a unit for the sum of both terms, and for ln f, which is 0.41 at most, its polynomial and eight roundings.
+TEST(MergeTest, LogOfASumIsWithinItsBound) {
+  constexpr double kU = 0x1p-24;
+  Random random;
+  for (int i = 0; i < 200'000; ++i) {
+    const auto l = static_cast<float>(std::exp2(random.uniform(i % 2 == 0 ? -126 : -1, i % 2 == 0 ? 127 : 1)));
+    const auto m = static_cast<float>(i % 3 == 0 ? 0.0 : random.uniform(-1e5, 1e5));
+    const double exact = m * std::log(2.0) + std::log(static_cast<double>(l));
+    ASSERT_LE(std::fabs(merge::row_lse(m, l) - exact), kU * (std::fabs(exact) + 0.7)) << "m " << m << ", l " << l;
+  }
+  EXPECT_EQ(merge::row_lse(0.0f, 1.0f), 0.0f);
+  EXPECT_EQ(merge::row_lse(0.0f, kInf), kInf);
+  EXPECT_EQ(merge::row_lse(0.0f, 0.0f), -kInf);
+  EXPECT_NEAR(merge::row_lse(0.0f, 0x1p-140f), -140 * std::log(2.0), 1e-5);
+  EXPECT_TRUE(std::isnan(merge::row_lse(0.0f, kNans[0])));
+}
+
 TEST(MergeTest, NanAndPlusInfinityAreNeverLost) {
   Random random;
   for (const float nan : kNans) {

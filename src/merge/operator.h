@@ -16,6 +16,7 @@
 #include <limits>
 
 #include "merge/exp2_polynomial.h"
+#include "merge/log_polynomial.h"
 
 #if defined(__CUDACC__)
 #define TREEATTN_MERGE_FN __host__ __device__ inline
@@ -74,15 +75,44 @@ TREEATTN_MERGE_FN void merge_row(float* lower, const float* higher, std::size_t 
   }
 }
 
-// out[v_dim] = o / l and lse = ln 2 * m_log2 + ln l. The empty row gives (0, -inf).
+// ln(1 + r), |r| <= 1/3.
+TREEATTN_MERGE_FN float log_near_one(float r) {
+  float p = kLogB8;
+  p = ScalarOps::fma(p, r, kLogB7);
+  p = ScalarOps::fma(p, r, kLogB6);
+  p = ScalarOps::fma(p, r, kLogB5);
+  p = ScalarOps::fma(p, r, kLogB4);
+  p = ScalarOps::fma(p, r, kLogB3);
+  p = ScalarOps::fma(p, r, kLogB2);
+  p = ScalarOps::fma(p, r, kLogB1);
+  p = ScalarOps::fma(p, r, -0.5f);
+  return ScalarOps::fma(r * r, p, r);
+}
+
+// lse = ln 2 * m_log2 + ln l of a row that is not empty, with l = 2^e f and 2/3 <= f < 4/3. Not by a logarithm in
+// double precision: this is the last thing that a call on a GPU waits for. The bits agree between hosts and devices.
+TREEATTN_MERGE_FN float row_lse(float m_log2, float l) {
+  constexpr double kLn2 = 0x1.62e42fefa39efp-1;
+  constexpr std::uint32_t kTwoThirds = 0x3f2aaaab;
+  double m = m_log2, ln_f;
+  if (l >= 0x1p-126f && l <= std::numeric_limits<float>::max()) {
+    const std::uint32_t above = std::bit_cast<std::uint32_t>(l) - kTwoThirds;
+    m += static_cast<std::int32_t>(above) >> 23;
+    ln_f = log_near_one(std::bit_cast<float>((above & 0x7fffff) + kTwoThirds) - 1.0f);
+  } else {
+    ln_f = std::log(l);
+  }
+  return static_cast<float>(m * kLn2 + ln_f);
+}
+
+// out[v_dim] = o / l and the row's lse. The empty row gives (0, -inf).
 inline float finalize_row(const float* row, std::size_t v_dim, float* out) {
   if (row[0] == kEmptyMax) {
     for (std::size_t i = 0; i < v_dim; ++i) out[i] = 0.0f;
     return kEmptyMax;
   }
   for (std::size_t i = 0; i < v_dim; ++i) out[i] = row[2 + i] / row[1];
-  constexpr double kLn2 = 0x1.62e42fefa39efp-1;
-  return static_cast<float>(static_cast<double>(row[0]) * kLn2 + std::log(static_cast<double>(row[1])));
+  return row_lse(row[0], row[1]);
 }
 
 }  // namespace treeattn::merge

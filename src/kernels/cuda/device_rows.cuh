@@ -115,9 +115,12 @@ struct ItemRanges {
 };
 
 // Query and query head of row r of an item.
-__device__ inline int query_of(const WorkItem& item, int r) { return item.query0 + r / item.heads; }
+// With one query, as in a decode, nothing is divided: that takes 30 instructions, at the beginning and at the end of a
+// call, where they are executed once and wait to be fetched.
+__device__ inline int nth_query(const WorkItem& item, int r) { return item.queries == 1 ? 0 : r / item.heads; }
+__device__ inline int query_of(const WorkItem& item, int r) { return item.query0 + nth_query(item, r); }
 __device__ inline int head_of(const AttentionParams& p, const WorkItem& item, int r) {
-  return item.kv_head * p.heads_per_kv + item.head0 + r % item.heads;
+  return item.kv_head * p.heads_per_kv + item.head0 + r - nth_query(item, r) * item.heads;
 }
 __device__ inline int kv_head_of(const AttentionParams& p, const WorkItem& item, int r) {
   return head_of(p, item, r) / p.heads_per_kv;

@@ -59,34 +59,35 @@ __device__ void merge_blocks(int blocks, int rows, int v_dim, const Lower& lower
 
 // Columns [column, column + 4) of the result of a row, from its state: as a state, or finished.
 __device__ inline void store_result(const AttentionParams& p, int node, std::int64_t row, int column, float m, float l,
-                                    const float4& o) {
-  const float values[4] = {o.x, o.y, o.z, o.w};
+                                    float4 o) {
   if (p.states != nullptr) {
     float* to = p.states + (node * p.rows + row) * (p.v.dim + 2);
     if (column == 0) {
       to[0] = m;
       to[1] = l;
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) to[2 + column + i] = values[i];
+    to += 2 + column;
+    to[0] = o.x;
+    to[1] = o.y;
+    to[2] = o.z;
+    to[3] = o.w;
     return;
   }
-  // A sink is the state of one key whose value is zero.
-  const float sink = p.sinks != nullptr ? p.sinks[row % p.heads] * 0x1.715476p+0f : merge::kEmptyMax;
-  float top;
-  const MergeWeights weights = MergeWeights::of(m, sink, top);
-  const float sum = weights.merged(l, 1.0f);
-  const bool empty = top == merge::kEmptyMax;
+  if (p.sinks != nullptr) {
+    // A sink is the state of one key whose value is zero.
+    const MergeWeights weights = MergeWeights::of(m, p.sinks[row % p.heads] * 0x1.715476p+0f, m);
+    l = weights.merged(l, 1.0f);
+    o = weights.merged(o, make_float4(0, 0, 0, 0));
+  }
+  const bool empty = m == merge::kEmptyMax;
+  const float values[4] = {o.x, o.y, o.z, o.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float value = empty ? 0.0f : weights.merged(values[i], 0.0f) / sum;
+    const float value = empty ? 0.0f : values[i] / l;
     p.out[row * p.v.dim + column + i] = value;
     if (p.rounded_out != nullptr) p.rounded_out[row * p.v.dim + column + i] = base::float_to_bfloat16(value);
   }
-  if (column == 0 && p.lse != nullptr) {
-    constexpr double kLn2 = 0x1.62e42fefa39efp-1;
-    p.lse[row] = empty ? merge::kEmptyMax : static_cast<float>(top * kLn2 + log(static_cast<double>(sum)));
-  }
+  if (column == 0 && p.lse != nullptr) p.lse[row] = empty ? merge::kEmptyMax : merge::row_lse(m, l);
 }
 
 // m and l of state lane % kCount become those of all kCount, in every lane. Returns the weights of the merge at which

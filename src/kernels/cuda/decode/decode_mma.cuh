@@ -413,7 +413,11 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   const std::int64_t slot = item.group_slot + item.place;
   float* to = p.item_states + slot * (static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(kDim));
   const bool finite = merger.store_root(to);
-  if (__syncthreads_or(!finite)) redo_item(p, to, reinterpret_cast<float*>(memory));
+  if (__syncthreads_or(!finite)) {
+    redo_item(p, to, reinterpret_cast<float*>(memory));
+  } else if (item.group_items == 1) {
+    return merger.store_result(p, item);  // what others would have to read is still in registers
+  }
   finish_item<Warp::kHeads == 2>(p, item);
 }
 

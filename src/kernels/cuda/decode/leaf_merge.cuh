@@ -88,6 +88,14 @@ class LeafMerge {
     return finite;
   }
 
+  // The same, where there is nothing to merge it with.
+  __device__ void store_result(const AttentionParams& p, const WorkItem& item) const {
+    for_units([&](int i, int row, int column) {
+      const Part& part = root_[i];
+      cuda::store_result(p, item.node, global_row(p, item, row), column, part.m, part.l, part.o);
+    });
+  }
+
  private:
   struct Part {
     float m, l;

@@ -80,11 +80,7 @@ void finalize(const float* states, RowShape shape, const float* sinks, std::size
     }
     const bool empty = merged[0] == merge::kEmptyMax;
     out[r * v_dim + c] = empty ? 0.0f : merged[2] / merged[1];
-    if (c == 0 && lse != nullptr) {
-      constexpr double kLn2 = 0x1.62e42fefa39efp-1;
-      lse[r] = empty ? merge::kEmptyMax
-                     : static_cast<float>(static_cast<double>(merged[0]) * kLn2 + log(static_cast<double>(merged[1])));
-    }
+    if (c == 0 && lse != nullptr) lse[r] = empty ? merge::kEmptyMax : merge::row_lse(merged[0], merged[1]);
   });
 }
 
