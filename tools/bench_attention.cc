@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn bench attention: the time of one attention call, and how close that is to what the machine can do at best.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <memory>
@@ -201,8 +200,8 @@ Examples:
 
 }  // namespace
 
-Command add_bench_attention(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("attention", "Attention on this processor or a GPU, against its limits");
+Command add_bench_attention(CommandLine& parent) {
+  CommandLine* app = parent.add_subcommand("attention", "Attention on this processor or a GPU, against its limits");
   auto options = std::make_shared<BenchOptions>();
   options->shape.add_to(*app);
   options->shape.add_layout_to(*app);

@@ -2,7 +2,6 @@
 // treeattn bench decode: one decoding step over a cache that is spread over ranks, by Tree Attention's strategies and
 // by Ring Attention, side by side. The ranks are the processes of an MPI launcher, or else threads.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>
@@ -366,8 +365,9 @@ Examples:
 
 }  // namespace
 
-Command add_bench_decode(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("decode", "A decoding step over many ranks: tree strategies against the ring");
+Command add_bench_decode(CommandLine& parent) {
+  CommandLine* app =
+      parent.add_subcommand("decode", "A decoding step over many ranks: tree strategies against the ring");
   auto options = std::make_shared<BenchDecodeOptions>();
   options->shape.add_to(*app, "131072");
   const auto text = [&](const char* name, std::string& value, const char* what, const char* type) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn bench llama: a prompt and ten tokens, as in the paper's tables, by Tree Attention and by Ring Attention.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -323,8 +322,8 @@ Examples:
 
 }  // namespace
 
-Command add_bench_llama(CLI::App& parent) {
-  CLI::App* app =
+Command add_bench_llama(CommandLine& parent) {
+  CommandLine* app =
       parent.add_subcommand("llama", "A prompt and ten tokens: tree against ring, as in the paper's tables");
   auto options = std::make_shared<BenchLlamaOptions>();
   options->model.add_to(*app, true);

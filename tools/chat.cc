@@ -2,7 +2,6 @@
 // treeattn chat: a conversation with a Llama 3 model. The cache keeps what was said; a turn adds only its own tokens.
 #include <fmt/format.h>
 #include <unistd.h>
-#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <filesystem>
@@ -127,8 +126,8 @@ Examples:
 
 }  // namespace
 
-Command add_chat(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("chat", "A conversation with a Llama whose KV cache is spread over ranks");
+Command add_chat(CommandLine& parent) {
+  CommandLine* app = parent.add_subcommand("chat", "A conversation with a Llama whose KV cache is spread over ranks");
   auto options = std::make_shared<ChatCommand>();
   options->model.add_to(*app);
   options->sampling.add_to(*app, "1024");

@@ -4,9 +4,7 @@
 
 #include <functional>
 
-namespace CLI {
-class App;
-}
+#include "command_line.h"
 
 namespace treeattn::tools {
 
@@ -18,22 +16,22 @@ inline constexpr int kUnavailable = 3;
 inline constexpr int kLostRanks = 4;
 
 struct Command {
-  CLI::App* app = nullptr;   // owned by the parent it was added to
-  std::function<int()> run;  // called after parsing, when app->parsed()
+  CommandLine* app = nullptr;  // owned by the parent it was added to
+  std::function<int()> run;    // called after parsing, when app->parsed()
 };
 
 // One per file, named like the command.
-Command add_info(CLI::App& parent);
-Command add_verify(CLI::App& parent);
-Command add_bench_attention(CLI::App& parent);
-Command add_bench_decode(CLI::App& parent);
-Command add_simulate(CLI::App& parent);
-Command add_plan(CLI::App& parent);
-Command add_reproduce(CLI::App& parent);
-Command add_report(CLI::App& parent);
-Command add_generate(CLI::App& parent);
-Command add_chat(CLI::App& parent);
-Command add_bench_llama(CLI::App& parent);
-Command add_demo(CLI::App& parent);
+Command add_info(CommandLine& parent);
+Command add_verify(CommandLine& parent);
+Command add_bench_attention(CommandLine& parent);
+Command add_bench_decode(CommandLine& parent);
+Command add_simulate(CommandLine& parent);
+Command add_plan(CommandLine& parent);
+Command add_reproduce(CommandLine& parent);
+Command add_report(CommandLine& parent);
+Command add_generate(CommandLine& parent);
+Command add_chat(CommandLine& parent);
+Command add_bench_llama(CommandLine& parent);
+Command add_demo(CommandLine& parent);
 
 }  // namespace treeattn::tools

@@ -3,7 +3,6 @@
 // and Tree Attention is held against Ring Attention on the cache that is there now.
 #include <fmt/format.h>
 #include <unistd.h>
-#include <CLI/CLI.hpp>
 
 #include <chrono>
 #include <cstdio>
@@ -218,8 +217,8 @@ Examples:
 
 }  // namespace
 
-Command add_demo(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("demo", "Find a pass key in a long text that is spread over ranks");
+Command add_demo(CommandLine& parent) {
+  CommandLine* app = parent.add_subcommand("demo", "Find a pass key in a long text that is spread over ranks");
   auto options = std::make_shared<DemoCommand>();
   app->add_option("--tokens", options->tokens, "Length of the text, e.g. 32k")->capture_default_str();
   app->add_option("--depth", options->depth, "Where the key is hidden, in percent")->capture_default_str();

@@ -2,12 +2,12 @@
 #include "device_option.h"
 
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <charconv>
 #include <string_view>
 
 #include "base/check.h"
+#include "command_line.h"
 #include "treeattn/cuda.h"
 #include "treeattn/error.h"
 
@@ -40,7 +40,7 @@ std::string Device::name_of_rank(int rank) const {
   return fmt::format("cuda:{} {}", gpu, cuda_devices().at(static_cast<std::size_t>(gpu)).name);
 }
 
-void add_device_option(CLI::App& app, std::string& text) {
+void add_device_option(CommandLine& app, std::string& text) {
   app.add_option("--device", text, "What computes: cpu, cuda (a GPU) or cuda:N (that GPU) (default cpu)")
       ->type_name("NAME");
 }

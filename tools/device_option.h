@@ -7,11 +7,9 @@
 
 #include "treeattn/kv_cache.h"
 
-namespace CLI {
-class App;
-}
-
 namespace treeattn::tools {
+
+class CommandLine;
 
 // What --device says, checked against this machine.
 struct Device {
@@ -25,7 +23,7 @@ struct Device {
 };
 
 // Adds --device to a command; `text` is what was given, empty unless it was.
-void add_device_option(CLI::App& app, std::string& text);
+void add_device_option(CommandLine& app, std::string& text);
 
 // Throws InvalidArgument for anything but cpu, cuda and cuda:N; Unavailable, with the reason and what to do, where
 // there is no such GPU to use.

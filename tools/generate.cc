@@ -2,7 +2,6 @@
 // treeattn generate: a prompt goes in, the model's text comes out, on one rank or many.
 #include <fmt/format.h>
 #include <unistd.h>
-#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <filesystem>
@@ -220,8 +219,8 @@ Examples:
 
 }  // namespace
 
-Command add_generate(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("generate", "Text from a Llama whose KV cache is spread over ranks");
+Command add_generate(CommandLine& parent) {
+  CommandLine* app = parent.add_subcommand("generate", "Text from a Llama whose KV cache is spread over ranks");
   auto options = std::make_shared<GenerateCommand>();
   app->add_option("prompt", options->prompt, "The prompt; else --file, else stdin")->type_name("TEXT");
   app->add_option("--file", options->file, "A file with the prompt")->type_name("FILE");

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn info: what this machine is, what this build can use of it, and how fast it reads memory.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -163,8 +162,8 @@ void print_json(const Info& info) {
 
 }  // namespace
 
-Command add_info(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("info", "This machine: processor, memory, measured bandwidth, backends");
+Command add_info(CommandLine& parent) {
+  CommandLine* app = parent.add_subcommand("info", "This machine: processor, memory, measured bandwidth, backends");
   auto json = std::make_shared<bool>(false);
   app->add_flag("--json", *json, "One JSON object instead of text; docs/cli.md explains the keys");
   app->footer("Examples:\n  treeattn info\n  treeattn info --json | python3 -m json.tool");

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // The `treeattn` command: finds the subcommand, runs it, and turns what it throws into an exit code.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "command.h"
+#include "command_line.h"
 #include "treeattn/communicator.h"
 #include "treeattn/error.h"
 #include "treeattn/version.h"
@@ -80,36 +81,6 @@ int fail_lost(const LostRanks& error) {
   return quiet ? kLostRanks : fail(error.what(), kLostRanks);
 }
 
-// "info, verify, bench": the subcommands of an app.
-std::string names_of(const CLI::App& app) {
-  std::string out;
-  for (const CLI::App* sub : app.get_subcommands({})) out += (out.empty() ? "" : ", ") + sub->get_name();
-  return out;
-}
-
-// CLI11 says that a subcommand is missing; this says which word was taken for one and what would be.
-std::string missing_subcommand(const CLI::App& app, int argc, char** argv) {
-  const CLI::App* deepest = &app;
-  int next = 1;
-  for (; next < argc; ++next) {
-    const auto named = deepest->get_subcommands([&](const CLI::App* sub) { return sub->get_name() == argv[next]; });
-    if (named.empty()) break;
-    deepest = named.front();
-  }
-  const std::string word = next < argc ? fmt::format("is \"{}\"", argv[next]) : "is missing";
-  return fmt::format("the subcommand of {} {}; accepted: {}", deepest->get_name(), word, names_of(*deepest));
-}
-
-// Help, version and bad usage all arrive as exceptions.
-int report(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
-  if (launch_rank() != 0) return error.get_exit_code() == 0 ? kOk : kBadUsage;
-  if (error.get_exit_code() == 0) return app.exit(error);
-  const bool missing = error.get_name() == "RequiredError";
-  const std::string message = missing ? missing_subcommand(app, argc, argv) : error.what();
-  fmt::print(stderr, "treeattn: {}\nRun treeattn --help, or --help after a subcommand, for all there is.\n", message);
-  return kBadUsage;
-}
-
 // What was printed may still lie in a buffer, and the disk may be full: then it is lost, and nobody may believe
 // otherwise.
 int after_printing(int code) {
@@ -118,13 +89,13 @@ int after_printing(int code) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Exact tree attention: facts, checks, benchmarks and text.", "treeattn");
+  CommandLine app("Exact tree attention: facts, checks, benchmarks and text.", "treeattn",
+                  fmt::format("treeattn {}", kVersion));
   app.footer(kFooter);
-  app.set_version_flag("--version", fmt::format("treeattn {}", kVersion));
-  app.require_subcommand(1);
+  app.require_subcommand();
 
-  CLI::App* bench = app.add_subcommand("bench", "Measure speed, next to what the machine could do at best");
-  bench->require_subcommand(1);
+  CommandLine* bench = app.add_subcommand("bench", "Measure speed, next to what the machine could do at best");
+  bench->require_subcommand();
   bench->footer(
       "Examples:\n  treeattn bench attention --quick\n  treeattn bench decode --quick\n"
       "  treeattn bench llama --random-weights llama-3.2-1b --quick");
@@ -141,10 +112,9 @@ int run(int argc, char** argv) {
                                          add_bench_attention(*bench),
                                          add_bench_decode(*bench),
                                          add_bench_llama(*bench)};
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return report(app, error, argc, argv);
+  if (const std::optional<std::string> text = app.parse(argc, argv)) {
+    if (launch_rank() == 0) fmt::print("{}", *text);
+    return kOk;
   }
   for (const Command& command : commands) {
     if (command.app->parsed()) return command.run();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model_options.h"
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 
 #include "base/check.h"
+#include "command_line.h"
 #include "link_option.h"
 #include "model/config.h"
 #include "model/sampler.h"
@@ -52,7 +52,7 @@ double parse_real(const char* option, const std::string& text, double least, dou
   return *value;
 }
 
-void ModelOptions::add_to(CLI::App& app, bool many_strategies) {
+void ModelOptions::add_to(CommandLine& app, bool many_strategies) {
   const auto text = [&](const char* name, std::string& value, const std::string& what, const char* type) {
     app.add_option(name, value, what)->type_name(type)->group("Model and ranks");
   };
@@ -104,7 +104,7 @@ ModelPlan make_model_plan(const ModelOptions& options) {
   return plan;
 }
 
-void SamplingOptions::add_to(CLI::App& app, const char* default_max_tokens) {
+void SamplingOptions::add_to(CommandLine& app, const char* default_max_tokens) {
   const auto text = [&](const char* name, std::string& value, const std::string& what, const char* type) {
     app.add_option(name, value, what)->type_name(type)->group("Text");
   };

@@ -9,11 +9,9 @@
 #include "treeattn/communicator.h"
 #include "treeattn/llama.h"
 
-namespace CLI {
-class App;
-}
-
 namespace treeattn::tools {
+
+class CommandLine;
 
 // Text, as in ShapeOptions: empty means not given.
 struct ModelOptions {
@@ -22,7 +20,7 @@ struct ModelOptions {
   bool gather_kv = false;
 
   // many_strategies: --strategy is a list.
-  void add_to(CLI::App& app, bool many_strategies = false);
+  void add_to(CommandLine& app, bool many_strategies = false);
 };
 
 // What they say, checked. Nothing of the model's weights has been read.
@@ -47,7 +45,7 @@ struct SamplingOptions {
   bool ignore_eos = false;
   bool recover = false;
 
-  void add_to(CLI::App& app, const char* default_max_tokens);
+  void add_to(CommandLine& app, const char* default_max_tokens);
   // Throws InvalidArgument.
   GenerateOptions parse(std::int64_t default_max_tokens) const;
 };

@@ -2,12 +2,12 @@
 // Parsing and checking of the shape options.
 #include "options.h"
 
-#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cmath>
 #include <functional>
 
 #include "base/check.h"
+#include "command_line.h"
 
 namespace treeattn::tools {
 namespace {
@@ -135,7 +135,7 @@ double Shape::visible_pairs() const {
   return all - static_cast<double>(batch) * hidden;
 }
 
-void ShapeOptions::add_to(CLI::App& app, const char* default_tokens) {
+void ShapeOptions::add_to(CommandLine& app, const char* default_tokens) {
   app.add_option("--heads", heads, "Query heads (default 16)")->type_name("N")->group(kGroup);
   app.add_option("--kv-heads", kv_heads, "Heads of K and V; a list is measured one by one (default: as --heads)")
       ->type_name("LIST")
@@ -159,7 +159,7 @@ void ShapeOptions::add_to(CLI::App& app, const char* default_tokens) {
       ->group(kGroup);
 }
 
-void ShapeOptions::add_layout_to(CLI::App& app) {
+void ShapeOptions::add_layout_to(CommandLine& app) {
   app.add_option("--layout", layout, "Of K and V: tokens_first or heads_first (default tokens_first)")
       ->type_name("NAME")
       ->group(kGroup);

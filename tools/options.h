@@ -10,11 +10,9 @@
 
 #include "treeattn/dtype.h"
 
-namespace CLI {
-class App;
-}
-
 namespace treeattn::tools {
+
+class CommandLine;
 
 enum class Layout { kTokensFirst, kHeadsFirst };
 
@@ -61,9 +59,9 @@ struct ShapeOptions {
   std::string page;
   bool causal = false;
 
-  void add_to(CLI::App& app, const char* default_tokens = "8192");
+  void add_to(CommandLine& app, const char* default_tokens = "8192");
   // --layout, --lengths, --page and --causal, for a call on one machine.
-  void add_layout_to(CLI::App& app);
+  void add_layout_to(CommandLine& app);
   // Whether any was given.
   bool any() const;
   // The product of the lists, checked. Throws InvalidArgument.

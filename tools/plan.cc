@@ -3,7 +3,6 @@
 // limits it; or the longest context that fits.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>
@@ -345,8 +344,8 @@ Examples:
 
 }  // namespace
 
-Command add_plan(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("plan", "Devices, memory and time that a model and a context need");
+Command add_plan(CommandLine& parent) {
+  CommandLine* app = parent.add_subcommand("plan", "Devices, memory and time that a model and a context need");
   auto options = std::make_shared<PlanOptions>();
   const auto text = [&](const char* name, std::string& value, const std::string& what, const char* type) {
     return app->add_option(name, value, what)->type_name(type);
@@ -354,7 +353,7 @@ Command add_plan(CLI::App& parent) {
   text("--model", options->model,
        fmt::format("{}, or a directory with config.json (default llama-3.1-8b)", fmt::join(model::known_shapes(), " ")),
        "NAME|DIR");
-  CLI::Option* context =
+  Option* context =
       text("--context", options->context, "Tokens of a sequence; 128k is 131072, 1M is 1048576 (default 128k)", "N");
   text("--batch", options->batch, "Sequences (default 1)", "N");
   text("--cluster", options->cluster,

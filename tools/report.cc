@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn report: what `treeattn reproduce --out DIR` wrote, as one page of HTML and as SVG files.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>
@@ -71,8 +70,8 @@ constexpr char kFooter[] = R"(Examples:
 
 }  // namespace
 
-Command add_report(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("report", "One HTML page, and SVG files, of what reproduce wrote");
+Command add_report(CommandLine& parent) {
+  CommandLine* app = parent.add_subcommand("report", "One HTML page, and SVG files, of what reproduce wrote");
   auto options = std::make_shared<ReportOptions>();
   app->add_option("--data", options->data, "What treeattn reproduce --out wrote")->type_name("DIR");
   app->add_option("--out", options->out, "The page (default report.html)")->type_name("FILE");

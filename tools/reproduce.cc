@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn reproduce: the paper's results, each by one command, beside ours.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>
@@ -148,8 +147,8 @@ Examples:
 
 }  // namespace
 
-Command add_reproduce(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("reproduce", "The paper's results beside ours, and what goes beyond them");
+Command add_reproduce(CommandLine& parent) {
+  CommandLine* app = parent.add_subcommand("reproduce", "The paper's results beside ours, and what goes beyond them");
   auto options = std::make_shared<ReproduceOptions>();
   app->add_option("names", options->names, "Experiments, or all")->type_name("NAME...");
   app->add_option("--out", options->out, "Also write the data as JSON into this directory")->type_name("DIR");

@@ -2,7 +2,6 @@
 // treeattn simulate: one decoding step on a cluster that is not there. Checks the options, starts the simulator, and
 // prints what it says.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -346,8 +345,9 @@ Examples:
 
 }  // namespace
 
-Command add_simulate(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("simulate", "A decoding step on a cluster that is not there, up to 4096 ranks");
+Command add_simulate(CommandLine& parent) {
+  CommandLine* app =
+      parent.add_subcommand("simulate", "A decoding step on a cluster that is not there, up to 4096 ranks");
   auto options = std::make_shared<SimulateOptions>();
   options->shape.add_to(*app, "5120000");
   const auto text = [&](const char* name, std::string& value, const char* what, const char* type) {

@@ -2,7 +2,6 @@
 // treeattn verify: every instruction set, or the GPU, against the double-precision reference, over the one list of
 // cases.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>
@@ -134,8 +133,8 @@ Examples:
 
 }  // namespace
 
-Command add_verify(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("verify", "Check every kernel against a double-precision reference");
+Command add_verify(CommandLine& parent) {
+  CommandLine* app = parent.add_subcommand("verify", "Check every kernel against a double-precision reference");
   auto options = std::make_shared<VerifyOptions>();
   add_device_option(*app, options->device);
   app->add_option("--isa", options->isa, "Only this instruction set; `treeattn info` lists them (default: all)")

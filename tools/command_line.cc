@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "command_line.h"
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <deque>
+#include <sstream>
+#include <utility>
+
+#include "treeattn/error.h"
+
+namespace treeattn::tools {
+namespace {
+
+// "info, verify, bench": the subcommands of an app.
+std::string names_of(const CLI::App& app) {
+  std::string out;
+  for (const CLI::App* sub : app.get_subcommands({})) out += (out.empty() ? "" : ", ") + sub->get_name();
+  return out;
+}
+
+// CLI11 says that a subcommand is missing; this says which word was taken for one and what would be.
+std::string missing_subcommand(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* deepest = &app;
+  int next = 1;
+  for (; next < argc; ++next) {
+    const auto named = deepest->get_subcommands([&](const CLI::App* sub) { return sub->get_name() == argv[next]; });
+    if (named.empty()) break;
+    deepest = named.front();
+  }
+  const std::string word = next < argc ? fmt::format("is \"{}\"", argv[next]) : "is missing";
+  return fmt::format("the subcommand of {} {}; accepted: {}", deepest->get_name(), word, names_of(*deepest));
+}
+
+}  // namespace
+
+Option* Option::type_name(const std::string& name) {
+  option_->type_name(name);
+  return this;
+}
+
+Option* Option::group(const std::string& heading) {
+  option_->group(heading);
+  return this;
+}
+
+Option* Option::description(const std::string& what) {
+  option_->description(what);
+  return this;
+}
+
+Option* Option::excludes(const Option* other) {
+  option_->excludes(other->option_);
+  return this;
+}
+
+Option* Option::capture_default_str() {
+  option_->capture_default_str();
+  return this;
+}
+
+struct CommandLine::Grammar {
+  std::unique_ptr<CLI::App> owned;  // of the first command; CLI11 owns the others
+  CLI::App* app = nullptr;
+  std::deque<Option> options;  // their addresses are given away
+  std::vector<std::unique_ptr<CommandLine>> subcommands;
+};
+
+CommandLine::CommandLine(const std::string& what, const std::string& name, const std::string& version)
+    : grammar_(std::make_unique<Grammar>()) {
+  grammar_->owned = std::make_unique<CLI::App>(what, name);
+  grammar_->app = grammar_->owned.get();
+  grammar_->app->set_version_flag("--version", version);
+}
+
+CommandLine::CommandLine(std::unique_ptr<Grammar> grammar) : grammar_(std::move(grammar)) {}
+
+CommandLine::~CommandLine() = default;
+
+CommandLine* CommandLine::add_subcommand(const std::string& name, const std::string& what) {
+  auto grammar = std::make_unique<Grammar>();
+  grammar->app = grammar_->app->add_subcommand(name, what);
+  grammar_->subcommands.push_back(std::unique_ptr<CommandLine>(new CommandLine(std::move(grammar))));
+  return grammar_->subcommands.back().get();
+}
+
+void CommandLine::require_subcommand() { grammar_->app->require_subcommand(1); }
+
+Option* CommandLine::keep(CLI::Option* option) { return &grammar_->options.emplace_back(option); }
+
+Option* CommandLine::add_option(const std::string& name, std::string& value, const std::string& what) {
+  return keep(grammar_->app->add_option(name, value, what));
+}
+
+Option* CommandLine::add_option(const std::string& name, std::vector<std::string>& values, const std::string& what) {
+  return keep(grammar_->app->add_option(name, values, what));
+}
+
+Option* CommandLine::add_flag(const std::string& name, bool& value, const std::string& what) {
+  return keep(grammar_->app->add_flag(name, value, what));
+}
+
+Option* CommandLine::get_option(const std::string& name) { return keep(grammar_->app->get_option(name)); }
+
+void CommandLine::footer(const std::string& text) { grammar_->app->footer(text); }
+
+std::optional<std::string> CommandLine::parse(int argc, char** argv) {
+  const CLI::App& app = *grammar_->app;
+  try {
+    grammar_->app->parse(argc, argv);
+    return std::nullopt;
+  } catch (const CLI::ParseError& error) {
+    // Help and version arrive as exceptions, too.
+    if (error.get_exit_code() == 0) {
+      std::ostringstream text;
+      app.exit(error, text, text);
+      return text.str();
+    }
+    const bool missing = error.get_name() == "RequiredError";
+    throw InvalidArgument(fmt::format("{}\nRun treeattn --help, or --help after a subcommand, for all there is.",
+                                      missing ? missing_subcommand(app, argc, argv) : std::string(error.what())));
+  }
+}
+
+bool CommandLine::parsed() const { return grammar_->app->parsed(); }
+
+}  // namespace treeattn::tools
