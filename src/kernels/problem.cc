@@ -345,6 +345,16 @@ KeyRange Problem::visible(std::int64_t batch, std::int64_t query) const {
   return range;
 }
 
+KeyRange Problem::visible_to_any(std::int64_t batch, std::int64_t first, std::int64_t count) const {
+  KeyRange all;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const KeyRange one = visible(batch, first + i);
+    if (one.empty()) continue;
+    all = all.empty() ? one : KeyRange{std::min(all.begin, one.begin), std::max(all.end, one.end)};
+  }
+  return all;
+}
+
 const std::byte* kv_row(const KvView& view, std::int64_t batch, std::int64_t token, std::int64_t head) {
   std::int64_t offset = head * view.head_stride;
   if (view.page_tokens == 0) {

@@ -42,6 +42,10 @@ struct Problem {
 
   // The keys that query `query` of sequence `batch` may see, after length, causal and window: always one range.
   KeyRange visible(std::int64_t batch, std::int64_t query) const;
+  // From the first to the last key that one of these queries sees.
+  KeyRange visible_to_any(std::int64_t batch, std::int64_t first, std::int64_t count) const;
+  // Of all queries of a sequence.
+  KeyRange visible_to_any(std::int64_t batch) const { return visible_to_any(batch, 0, q.queries); }
 };
 
 // Checks everything that can be checked without touching K, V or q (page tables are read), fills in the defaults.

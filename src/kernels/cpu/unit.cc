@@ -5,15 +5,7 @@
 
 namespace treeattn::kernels {
 
-KeyRange Unit::visible(const Problem& p) const {
-  KeyRange all = p.visible(batch, query0);
-  for (std::int64_t i = 1; i < queries; ++i) {
-    const KeyRange one = p.visible(batch, query0 + i);
-    if (one.empty()) continue;
-    all = all.empty() ? one : KeyRange{std::min(all.begin, one.begin), std::max(all.end, one.end)};
-  }
-  return all;
-}
+KeyRange Unit::visible(const Problem& p) const { return p.visible_to_any(batch, query0, queries); }
 
 KeyRange Unit::visible_to_all(const Problem& p) const {
   KeyRange all = p.visible(batch, query0);

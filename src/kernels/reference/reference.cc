@@ -76,6 +76,16 @@ double tanh_error(const ErrorModel& model, double z) {
   return z < 1.0 / 16 ? 8 * u * z : model.exp2_error + 8 * u;
 }
 
+// Sum of the magnitudes of those products that are finite.
+double finite_magnitude(const double* q, const double* k, std::int64_t dims) {
+  double sum = 0;
+  for (std::int64_t d = 0; d < dims; ++d) {
+    const double product = q[d] * k[d];
+    if (std::isfinite(product)) sum += std::fabs(product);
+  }
+  return sum;
+}
+
 // docs/exactness.md, "The logit".
 Logit make_logit(const Problem& problem, const ErrorModel& model, const double* q, double q_max, const HeadRows& keys,
                  std::int64_t token) {
@@ -86,19 +96,16 @@ Logit make_logit(const Problem& problem, const ErrorModel& model, const double* 
   const double k_scale = keys.scale(token);
   double k_sum = keys.size(token);
   // Four sums side by side, for the compiler to make SIMD of: a head_dim is a multiple of 8.
-  double dots[4] = {}, magnitudes[4] = {}, finite_magnitudes[4] = {};
+  double dots[4] = {}, magnitudes[4] = {};
   for (std::int64_t d = 0; d < problem.q.head_dim; d += 4) {
     for (std::int64_t i = 0; i < 4; ++i) {
       const double product = q[d + i] * k[d + i];
       dots[i] += product;
       magnitudes[i] += std::fabs(product);
-      finite_magnitudes[i] += std::isfinite(product) ? std::fabs(product) : 0;
     }
   }
   double dot = (dots[0] + dots[1]) + (dots[2] + dots[3]);
   double magnitude = (magnitudes[0] + magnitudes[1]) + (magnitudes[2] + magnitudes[3]);
-  double finite_magnitude =
-      (finite_magnitudes[0] + finite_magnitudes[1]) + (finite_magnitudes[2] + finite_magnitudes[3]);
   // All that an infinite scale leaves of a product is its sign, and roundings may change that.
   const bool sign_known =
       magnitude == 0 || std::fabs(dot) > gamma(dims, u) * magnitude + model.query_error * q_max * k_sum;
@@ -112,7 +119,8 @@ Logit make_logit(const Problem& problem, const ErrorModel& model, const double* 
   if (!std::isfinite(magnitude)) {  // infinite or NaN inputs: there is no rounding in those
     if (cap > 0) logit.value = cap * std::tanh(logit.value / cap);
     logit.sign_known = sign_known || !std::isinf(k_scale);
-    logit.comparable = finite_magnitude < kTooLarge;  // else the other products may overflow to the other infinity
+    // Else the other products may overflow to the other infinity.
+    logit.comparable = finite_magnitude(q, k, problem.q.head_dim) < kTooLarge;
     return logit;
   }
   const double factor = std::max({1.0, kLog2E * std::fabs(scale), cap > 0 ? std::fabs(scale) / cap : 0.0});
@@ -143,11 +151,11 @@ struct Path {
   double additions = 0;  // sums it passes through, those of the rescalings apart
 };
 
-Path path_of(const Problem& problem, const ErrorModel& model, KeyRange range, std::int64_t token) {
+// Of all keys of a chunk.
+Path path_of(const Problem& problem, const ErrorModel& model, KeyRange range, std::int64_t own) {
   const ReductionOrder& order = problem.order;
   const std::int64_t first = plan::chunk_of(order, problem.first_key + range.begin);
   const std::int64_t last = plan::chunk_of(order, problem.first_key + range.end - 1);
-  const std::int64_t own = plan::chunk_of(order, problem.first_key + token);
   // Of its branch, and in sight.
   const auto chunks = static_cast<double>(plan::chunks_of_leaf(order, plan::leaf_of_chunk(order, own), first, last));
   const double keys =
@@ -243,12 +251,19 @@ class RowReference {
     }
     sum_ = 0;
     const double largest_lse_gap = 126 * std::log(2.0) + std::log(static_cast<double>(terms_.size()) + 1);
+    std::int64_t chunk = -1;
+    Path of_chunk;
     for (Term& term : terms_) {
       // Clamped above zero, so that an infinite value counts whatever its weight.
       term.weight = std::max(std::exp(term.logit - max_), std::numeric_limits<double>::min());
       sum_ += term.weight;
       const bool sink = term.token < 0;
-      const Path path = sink ? Path{1, 0} : path_of(problem_, model_, range, term.token);
+      if (!sink) {
+        const std::int64_t own = plan::chunk_of(problem_.order, problem_.first_key + term.token);
+        if (own != chunk) of_chunk = path_of(problem_, model_, range, own);
+        chunk = own;
+      }
+      const Path path = sink ? Path{1, 0} : of_chunk;
       const double stored = sink ? 0 : model_.weight_error / (1 - model_.weight_error);
       term.common += u * (max_ - term.logit + 2 * largest_error) + gamma(path.rescales, model_.exp2_error);
       // A part that counts has an lse within 126 powers of two of the largest.
@@ -312,10 +327,9 @@ class RowReference {
       const double scale = std::fabs(v.scale(term.token));
       const double of_value = rounded + (scale == 0 ? 0 : floor / scale);  // a scale of 0 leaves nothing to lose
       for (std::int64_t d = 0; d < v.dim; ++d) {
-        const double x = value[d];
-        bound[d] += moved * std::fabs(x - out[d]) + of_value * std::fabs(x);
-        if (std::isfinite(x)) largest_[index(d)] = std::max(largest_[index(d)], std::fabs(x));
+        bound[d] += moved * std::fabs(value[d] - out[d]) + of_value * std::fabs(value[d]);
       }
+      enlarge(value, std::isfinite(v.size(term.token)), largest_);
     }
     for (std::int64_t d = 0; d < v.dim; ++d) {
       const double size = std::fabs(out[d]);
@@ -335,6 +349,20 @@ class RowReference {
     }
   }
 
+  // Of every column the largest number that is finite. Most rows have no other: a loop of its own, for SIMD.
+  static void enlarge(const double* value, bool all_finite, std::vector<double>& largest) {
+    double* most = largest.data();
+    const std::size_t dims = largest.size();
+    const auto larger = [](double a, double b) { return a < b ? b : a; };
+    if (all_finite) {
+      for (std::size_t d = 0; d < dims; ++d) most[d] = larger(most[d], std::fabs(value[d]));
+      return;
+    }
+    for (std::size_t d = 0; d < dims; ++d) {
+      if (std::isfinite(value[d])) most[d] = larger(most[d], std::fabs(value[d]));
+    }
+  }
+
   // No weight is below 2^-126, however small it should be, and a product smaller than that may be flushed to zero.
   double clamped_weight() const { return 2 * kTiny * static_cast<double>(terms_.size() + 1); }
 
@@ -350,18 +378,6 @@ class RowReference {
   bool comparable_ = true, sign_known_ = true;
 };
 
-// Every key some query of the sequence sees.
-KeyRange visible_to_any(const Problem& problem, std::int64_t batch) {
-  KeyRange all{std::numeric_limits<std::int64_t>::max(), 0};
-  for (std::int64_t i = 0; i < problem.q.queries; ++i) {
-    const KeyRange range = problem.visible(batch, i);
-    if (range.empty()) continue;
-    all.begin = std::min(all.begin, range.begin);
-    all.end = std::max(all.end, range.end);
-  }
-  return all.empty() ? KeyRange{} : all;
-}
-
 }  // namespace
 
 ReferenceResult reference_attention(const Problem& problem, const ErrorModel& model) {
@@ -375,7 +391,7 @@ ReferenceResult reference_attention(const Problem& problem, const ErrorModel& mo
   std::vector<double> q(index(view.head_dim));
   HeadRows k, v;
   for (std::int64_t b = 0; b < view.batch; ++b) {
-    const KeyRange all = visible_to_any(problem, b);
+    const KeyRange all = problem.visible_to_any(b);
     for (std::int64_t h = 0; h < view.heads; ++h) {
       if (h % problem.group() == 0) {
         load_rows(problem.k, b, h / problem.group(), all, false, k);

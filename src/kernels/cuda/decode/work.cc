@@ -26,24 +26,13 @@ struct RowTile {
   }
 };
 
-// The keys of a sequence from the first to the last that one of its queries sees.
-KeyRange seen_keys(const Problem& problem, std::int64_t batch) {
-  KeyRange seen = problem.visible(batch, 0);
-  for (std::int64_t q = 1; q < problem.q.queries; ++q) {
-    const KeyRange more = problem.visible(batch, q);
-    if (more.empty()) continue;
-    seen = seen.empty() ? more : KeyRange{std::min(seen.begin, more.begin), std::max(seen.end, more.end)};
-  }
-  return seen;
-}
-
 // The part of one sequence that lies below one of the nodes asked for.
 class Share {
  public:
   Share(const Problem& problem, std::int64_t batch, int node)
       : batch_(batch), node_(node), first_leaf_(problem.nodes[static_cast<std::size_t>(node)].first_leaf()) {
     const int leaves = problem.nodes[static_cast<std::size_t>(node)].last_leaf() - first_leaf_;
-    const KeyRange seen = seen_keys(problem, batch);
+    const KeyRange seen = problem.visible_to_any(batch);
     used_before_.assign(static_cast<std::size_t>(leaves) + 1, 0);
     chunks_before_.assign(static_cast<std::size_t>(leaves) + 1, 0);
     for (int leaf = 0; leaf < leaves; ++leaf) {
@@ -134,17 +123,13 @@ std::int64_t best_length(const std::vector<Share>& shares, std::int64_t copies, 
   return best;
 }
 
-int log2_of(std::int64_t power_of_two) {
-  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(power_of_two))) - 1;
-}
-
 // The grid that the items are, if they are one.
 ItemGrid grid_of(const std::vector<WorkItem>& items, std::int64_t kv_heads, int head_step) {
   const std::int64_t heads = kv_heads / head_step;
   if (items.empty() || !std::has_single_bit(static_cast<std::uint64_t>(heads))) return {};
   const WorkItem& first = items.front();
   ItemGrid grid;
-  grid.head_bits = log2_of(heads);
+  grid.head_bits = plan::log2_exact(static_cast<int>(heads));
   grid.head_step = head_step;
   grid.queries = first.queries;
   grid.heads = first.heads;
@@ -158,7 +143,7 @@ ItemGrid grid_of(const std::vector<WorkItem>& items, std::int64_t kv_heads, int 
     const auto number = static_cast<std::int32_t>(i);
     if (i == 0 || items[i].leaves != items[i - 1].leaves) {
       if (grid.count == ItemGrid::kRuns) return {};
-      grid.runs[grid.count++] = {number, items[i].batch, log2_of(items[i].group_items), items[i].leaves};
+      grid.runs[grid.count++] = {number, items[i].batch, plan::log2_exact(items[i].group_items), items[i].leaves};
     }
     if (numbers(items[i]) != numbers(grid.item(number))) return {};
   }
@@ -238,7 +223,7 @@ bool begin_with(const Problem& problem, const Work& work, int tokens) {
   if (work.grid.count == 0 || problem.first_key != 0 || tokens > problem.order.chunk_tokens) return false;
   return std::all_of(work.items.begin(), work.items.end(), [&](const WorkItem& item) {
     const std::int64_t chunk = plan::first_chunk(problem.order, item.first_leaf, 0);
-    const KeyRange seen = seen_keys(problem, item.batch);
+    const KeyRange seen = problem.visible_to_any(item.batch);
     return chunk != plan::kNoChunk && seen.begin == 0 && chunk <= seen.end / problem.order.chunk_tokens &&
            chunk * problem.order.chunk_tokens + tokens <= seen.end;
   });
