@@ -16,8 +16,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-double fma_peak_gflops(ThreadPool& pool, const std::function<double(long iterations)>& burst, double seconds,
-                       int repeats) {
+BurstRate burst_rate(ThreadPool& pool, int threads, const std::function<double(long iterations)>& burst, double seconds,
+                     int repeats) {
   constexpr double kLeastSeconds = 0.02;  // a thousand times a wake-up
   constexpr long kMostIterations = 1L << 40;
   long iterations = 1024;
@@ -30,18 +30,23 @@ double fma_peak_gflops(ThreadPool& pool, const std::function<double(long iterati
     break;
   }
 
-  const auto threads = static_cast<std::size_t>(pool.size());
-  std::vector<double> done(threads);
-  double best = 0;
+  const auto tasks = static_cast<std::size_t>(threads);
+  std::vector<double> done(tasks), rates;
   for (int repeat = 0; repeat < std::max(repeats, 1); ++repeat) {
     const auto start = std::chrono::steady_clock::now();
-    pool.run(threads, [&](std::size_t task, int) { done[task] = burst(iterations); });
+    pool.run(tasks, [&](std::size_t task, int) { done[task] = burst(iterations); });
     const double took = seconds_since(start);
     double operations = 0;
     for (const double part : done) operations += part;
-    best = std::max(best, operations / took * 1e-9);
+    rates.push_back(operations / took * 1e-9);
   }
-  return best;
+  std::sort(rates.begin(), rates.end());
+  return {rates.back(), rates[rates.size() / 2], rates.front()};
+}
+
+double fma_peak_gflops(ThreadPool& pool, const std::function<double(long iterations)>& burst, double seconds,
+                       int repeats) {
+  return burst_rate(pool, pool.size(), burst, seconds, repeats).best;
 }
 
 }  // namespace treeattn::base

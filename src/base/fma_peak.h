@@ -8,11 +8,21 @@
 
 namespace treeattn::base {
 
-// Best rate, in 1e9 floating-point operations a second, of all threads of the pool running `burst` at once for about
-// `seconds`: a processor may hold a higher rate for some milliseconds than for a second, so the limit of a call is what
-// it holds for as long as the call takes.
-// burst(iterations) does that many rounds of independent multiply-adds in registers and returns the operations it did
-// (a multiply-add counts as two). It must be callable from several threads at once.
+// 1e9 operations a second.
+struct BurstRate {
+  double best = 0;
+  double median = 0;
+  double least = 0;
+};
+
+// So many threads of the pool run `burst` at once for about `seconds`: a processor may hold a higher rate for some
+// milliseconds than for a second, so the limit of a call is what it holds for as long as the call takes.
+// burst(iterations) does that many rounds of independent instructions in registers and returns the operations it did.
+// It must be callable from several threads at once. Requires 1 <= threads <= pool.size().
+BurstRate burst_rate(ThreadPool& pool, int threads, const std::function<double(long iterations)>& burst, double seconds,
+                     int repeats);
+
+// The best rate of all threads in GFLOP/s: a multiply-add counts as two operations.
 double fma_peak_gflops(ThreadPool& pool, const std::function<double(long iterations)>& burst, double seconds,
                        int repeats = 3);
 
