@@ -17,6 +17,10 @@ function(treeattn_compile_defaults target)
     # GCC bug 105651: `"text" + std::string()` warns at -O3.
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
   endif()
+  if(TREEATTN_PCH AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # Up to 1 GB that the compiler does not look through for what it needs no more: 4 to 9 % of its time.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=1000000>)
+  endif()
   if(TREEATTN_WERROR)
     target_compile_options(${target} PRIVATE
       $<$<COMPILE_LANGUAGE:CXX>:-Werror>
