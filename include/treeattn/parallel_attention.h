@@ -22,7 +22,7 @@ namespace treeattn {
 // How the states of ranks on GPUs travel in decode.
 enum class DeviceLink : std::uint8_t {
   kHost,  // by way of the host and the communicator, whatever that is
-  kNccl,  // from GPU to GPU by NCCL, which wants a GPU for every rank
+  kNccl,  // from GPU to GPU by NCCL, which wants a GPU for every rank, or is 2.30 or later and told to let them share
   kPeer,  // one kernel in which every rank writes into the memory of all others: ranks on one machine, as threads or
           // processes. Always in the canonical order. Several ranks may share a GPU.
 };

@@ -10,6 +10,9 @@
 
 namespace treeattn::parallel {
 
+// Of the time that the communicator gives a call: the rest is for finding out who is missing.
+inline constexpr double kShareOfDeadline = 0.5;
+
 // One per rank, for one communicator and one GPU.
 class DeviceReducer {
  public:

@@ -8,8 +8,9 @@ namespace treeattn::parallel {
 namespace {
 
 void allreduce(NcclRun& run, float* data, std::size_t count, ncclRedOp_t operation) {
-  run.nccl.begun(ncclAllReduce(data, data, count, ncclFloat, operation, run.nccl.get(), run.stream), "ncclAllReduce");
-  run.nccl.settle("ncclAllReduce");
+  run.start("ncclAllReduce", [&] {
+    run.nccl.begun(ncclAllReduce(data, data, count, ncclFloat, operation, run.nccl.get(), run.stream), "ncclAllReduce");
+  });
   run.context.communicator.count_step();
 }
 
@@ -58,8 +59,9 @@ float* nccl_gather(NcclRun& run, float* own) {
   float* mine = run.scratch.take(floats);
   float* all = run.scratch.take(ranks * floats);
   run.copy(mine, own, run.context.part(run.rank(), run.rank()).size() * run.shape.floats());
-  run.nccl.begun(ncclAllGather(mine, all, floats, ncclFloat, run.nccl.get(), run.stream), "ncclAllGather");
-  run.nccl.settle("ncclAllGather");
+  run.start("ncclAllGather", [&] {
+    run.nccl.begun(ncclAllGather(mine, all, floats, ncclFloat, run.nccl.get(), run.stream), "ncclAllGather");
+  });
   DeviceNodes nodes(run.shape, run.stream);
   for (int r = 0; r < run.size(); ++r) nodes.add(run.context.part(r, r), all + static_cast<std::size_t>(r) * floats);
   if (!run.context.canonical) nodes.merge_all();

@@ -21,28 +21,23 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::microseconds kNap{20};
 
+using GpuName = std::array<char, sizeof(cudaUUID_t::bytes)>;
+
 // How many blocks NCCL may start. Those of all ranks wait for each other, so ranks that share a GPU must leave room for
-// each other there. Half of the GPU, for work of other streams. Throws Unavailable on every rank where more than two
-// share one: NCCL's kernels of three and four were seen to wait for each other for ever.
-int most_blocks(Communicator& ranks, int gpu) {
-  constexpr int kMostOnOneGpu = 2;
+// each other there. Half of the GPU, for work of other streams.
+int most_blocks(int gpu, std::ptrdiff_t sharing) {
+  int multiprocessors = 0;
+  kernels::cuda::check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu),
+                       "attribute of the GPU");
+  return sharing == 1 ? NCCL_CONFIG_UNDEF_INT : std::max(1, multiprocessors / (2 * static_cast<int>(sharing)));
+}
+
+GpuName name_of(int gpu) {
   cudaDeviceProp properties{};
   kernels::cuda::check(cudaGetDeviceProperties(&properties, gpu), "properties of the GPU");
-  using Uuid = std::array<char, sizeof properties.uuid.bytes>;
-  Uuid mine;
-  std::memcpy(mine.data(), properties.uuid.bytes, mine.size());
-  const std::vector<Uuid> all = gathered(ranks, mine);
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    const auto here = std::count(all.begin(), all.end(), all[r]);
-    if (here > kMostOnOneGpu) {
-      throw Unavailable(
-          fmt::format("NCCL: {} ranks on the GPU of rank {}; accepted: at most {} on one (link = peer takes "
-                      "more)",
-                      here, r, kMostOnOneGpu));
-    }
-  }
-  const auto sharing = static_cast<int>(std::count(all.begin(), all.end(), mine));
-  return sharing == 1 ? NCCL_CONFIG_UNDEF_INT : std::max(1, properties.multiProcessorCount / (2 * sharing));
+  GpuName name;
+  std::memcpy(name.data(), properties.uuid.bytes, name.size());
+  return name;
 }
 
 }  // namespace
@@ -55,14 +50,17 @@ void NcclCommunicator::make(Communicator& ranks, int gpu) {
   if (ranks.rank() == 0) start.code = ncclGetUniqueId(&start.id);
   ranks.broadcast(std::as_writable_bytes(std::span(&start, 1)), 0);
   within_ = ranks.deadline();
-  const int blocks = most_blocks(ranks, gpu);
+  const GpuName mine = name_of(gpu);
+  const std::vector<GpuName> all = gathered(ranks, mine);
+  const auto having = [&](const GpuName& name) { return std::ranges::count(all, name); };
+  shares_gpus_ = std::ranges::any_of(all, [&](const GpuName& name) { return having(name) > 1; });
   const kernels::cuda::UseDevice use(gpu);
   std::string failure;
   try {
     begun(static_cast<ncclResult_t>(start.code), "ncclGetUniqueId");
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    config.maxCTAs = blocks;
+    config.maxCTAs = most_blocks(gpu, having(mine));
     begun(ncclCommInitRankConfig(&comm_, ranks.size(), start.id, ranks.rank(), &config), "ncclCommInitRankConfig");
     settle("ncclCommInitRankConfig");
   } catch (const NcclFailure& error) {
@@ -92,10 +90,10 @@ void NcclCommunicator::settle(const char* what) const {
   until(what, [&] { return state(what) != ncclInProgress; });
 }
 
-void NcclCommunicator::wait(cudaEvent_t event) const {
+void NcclCommunicator::wait(cudaStream_t stream) const {
   until("reduction by NCCL", [&] {
     state("reduction by NCCL");
-    const cudaError_t error = cudaEventQuery(event);
+    const cudaError_t error = cudaStreamQuery(stream);
     if (error != cudaSuccess && error != cudaErrorNotReady) throw NcclFailure{cudaGetErrorString(error)};
     return error == cudaSuccess;
   });

@@ -28,6 +28,8 @@ class NcclCommunicator {
 
   bool made() const { return comm_ != nullptr; }
   ncclComm_t get() const { return comm_; }
+  // Whether two ranks, no matter which, have one GPU: the same on all.
+  bool shares_gpus() const { return shares_gpus_; }
 
   // Collective. Throws Unavailable on every rank when it fails on one.
   void make(Communicator& ranks, int gpu);
@@ -40,13 +42,14 @@ class NcclCommunicator {
   // Until what was begun is on the stream.
   void settle(const char* what) const;
   // Until the stream is done.
-  void wait(cudaEvent_t event) const;
+  void wait(cudaStream_t stream) const;
 
  private:
   ncclResult_t state(const char* what) const;
   void until(const char* what, const std::function<bool()>& ready) const;
 
   ncclComm_t comm_ = nullptr;
+  bool shares_gpus_ = false;
   Seconds within_{1};
 };
 

@@ -14,20 +14,6 @@ bool nccl_available() { return true; }
 namespace parallel {
 namespace {
 
-using kernels::cuda::check;
-
-class Event {
- public:
-  Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event"); }
-  ~Event() { cudaEventDestroy(event_); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  cudaEvent_t get() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
 class NcclReducer final : public DeviceReducer {
  public:
   void reduce(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context, StateShape shape,
@@ -35,19 +21,20 @@ class NcclReducer final : public DeviceReducer {
     Communicator& comm = context.communicator;
     const kernels::cuda::UseDevice use(device.gpu());
     if (!nccl_.made()) nccl_.make(comm, device.gpu());
-    nccl_.within(comm.deadline());
+    nccl_.within(kShareOfDeadline * comm.deadline());
     try {
-      const Event event;
       const auto stream = static_cast<cudaStream_t>(device.stream());
       NcclRun run(nccl_, scratch_, context, shape, stream);
       const float* result = run_strategy(run, strategy, schedule, own);
-      check(cudaEventRecord(event.get(), stream), "event");
-      nccl_.wait(event.get());
+      nccl_.wait(stream);
       device.fetch(root, result, shape.block_floats() * sizeof(float));
     } catch (const NcclFailure& failure) {
       nccl_.abort();   // ends what waits on the GPU, on the other ranks too
       comm.barrier();  // says who is lost, the same on all survivors
       throw Error(fmt::format("NCCL failed though all ranks are there: {}", failure.what));
+    } catch (const LostRanks&) {
+      nccl_.abort();  // or its kernels would go on waiting
+      throw;
     }
   }
 

@@ -2,6 +2,9 @@
 // One rank's way through one reduction by NCCL: what all strategies need, and the strategies.
 #pragma once
 
+#include <functional>
+#include <span>
+
 #include "kernels/cuda/device_buffer.h"
 #include "parallel/device_nodes.h"
 #include "parallel/nccl_communicator.h"
@@ -44,12 +47,20 @@ class NcclRun {
   // Of all ranks' blocks.
   static float* root(DeviceNodes& nodes);
   void copy(float* to, const float* from, std::size_t floats) const;
+  // Collective. Puts calls of NCCL, as one group, on the stream; ranks that share GPUs do it together.
+  using Calls = std::function<void()>;
+  void start(const char* what, const Calls& calls) const;
 
   NcclCommunicator& nccl;
   Scratch& scratch;
   const ReduceContext& context;
   const kernels::cuda::RowShape shape;
   const cudaStream_t stream;
+
+ private:
+  // Returns when all of it is on the streams.
+  void start_group(const char* what, std::span<const Calls* const> all) const;
+  void start_together(const char* what, const Calls& calls) const;
 };
 
 // Each takes this rank's blocks and returns the root's, on the GPU.

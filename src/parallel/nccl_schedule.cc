@@ -51,18 +51,16 @@ class NcclScheduleRun {
       transfers.push_back({&message, data, floats});
     }
     run_.context.communicator.count_step();
-    if (transfers.empty()) return;
     const NcclCommunicator& nccl = run_.nccl;
-    nccl.begun(ncclGroupStart(), "ncclGroupStart");
-    for (const auto& [message, data, floats] : transfers) {
-      if (message->from == run_.rank()) {
-        nccl.begun(ncclSend(data, floats, ncclFloat, message->to, nccl.get(), run_.stream), "ncclSend");
-      } else {
-        nccl.begun(ncclRecv(data, floats, ncclFloat, message->from, nccl.get(), run_.stream), "ncclRecv");
+    run_.start("ncclSend and ncclRecv", [&] {
+      for (const auto& [message, data, floats] : transfers) {
+        if (message->from == run_.rank()) {
+          nccl.begun(ncclSend(data, floats, ncclFloat, message->to, nccl.get(), run_.stream), "ncclSend");
+        } else {
+          nccl.begun(ncclRecv(data, floats, ncclFloat, message->from, nccl.get(), run_.stream), "ncclRecv");
+        }
       }
-    }
-    nccl.begun(ncclGroupEnd(), "ncclGroupEnd");
-    nccl.settle("ncclGroupEnd");
+    });
     for (const auto& [message, data, floats] : transfers) {
       if (message->to == run_.rank()) take(*message, data);
     }

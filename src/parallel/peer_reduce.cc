@@ -20,9 +20,6 @@ using kernels::cuda::CommonMailbox;
 using kernels::cuda::ExchangePlan;
 using kernels::cuda::PeerExchange;
 
-// Of the time that the communicator gives a call: the rest is for finding out who is missing.
-constexpr double kShareOfDeadline = 0.5;
-
 // The blocks of all ranks, and the merges of the canonical tree over them.
 ExchangePlan plan_of(const plan::Shares& shares, StateShape shape) {
   ExchangePlan out;

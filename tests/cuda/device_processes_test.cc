@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <cstdlib>
+
+#include "cuda/nccl_refusal.h"
 #include "decode_loop.h"
 #include "parallel_checks.h"
 #include "tcp_ranks.h"
@@ -57,21 +61,59 @@ TEST_P(Processes, EveryLinkHasTheBitsOfOneRank) {
   EXPECT_EQ(statuses, std::vector<int>(static_cast<std::size_t>(ranks), 0));
 }
 
-// A process is killed in the middle of a loop. The kernels of the others, which wait for its states, end; the loss is
-// named, and the survivors go on with the same bits.
-TEST_P(Processes, SurvivorsOfAKilledProcessGoOn) {
+// Ends this process where NCCL does not let ranks share a GPU, and says so.
+void leave_where_nccl_refuses(const std::shared_ptr<Communicator>& world) {
+  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);  // for NCCL 2.30 and later
+  const Loop loop;
+  ThreadPool pool(1);
+  KvCache cache(world, loop.config(), {}, kGpu);
+  ParallelAttention attention(world, {Strategy::kMerge, true, DeviceLink::kNccl});
+  const SequenceId id = cache.add_sequence();
+  loop.append(cache, id, 0, Loop::kPrompt + 1);
+  try {
+    loop.decode(attention, cache, id, 0, pool);
+  } catch (const Unavailable& error) {
+    if (!nccl_refuses_to_share(error)) throw;
+    std::printf("rank %d: %s\n", world->rank(), error.what());
+    std::fflush(nullptr);
+    ::_exit(kSkipped);
+  }
+}
+
+bool nccl_refused(const std::vector<int>& statuses) {
+  return std::find(statuses.begin(), statuses.end(), kSkipped) != statuses.end();
+}
+
+TEST_P(Processes, NcclHasTheBitsOfOneRank) {
+  if (!nccl_available()) GTEST_SKIP() << "*** SKIPPED: this build has no NCCL ***";
   const int ranks = GetParam();
+  const std::vector<int> statuses = run_tcp_processes(ranks, [&](std::shared_ptr<Communicator> world) {
+    leave_where_nccl_refuses(world);
+    const auto cases = testing_parallel::prepared_cases(53, static_cast<std::size_t>(ranks), kGpu);
+    world->barrier();
+    const auto failures = testing_parallel::check_strategies(world, cases, {}, on_gpu, DeviceLink::kNccl);
+    for (const std::string& failure : failures) std::fprintf(stderr, "%s\n", failure.c_str());
+    require(failures.empty(), "see above");
+  });
+  if (nccl_refused(statuses)) GTEST_SKIP() << "*** SKIPPED: NCCL refuses " << ranks << " ranks on one GPU ***";
+  EXPECT_EQ(statuses, std::vector<int>(static_cast<std::size_t>(ranks), 0));
+}
+
+// A process is killed in the middle of a loop. The kernels of the others, which wait for its states, end; the loss is
+// named, and the survivors go on with the same bits. Returns how the processes ended.
+std::vector<int> lose_a_process(int ranks, DeviceLink link) {
   RankOptions options;
   options.deadline = Seconds(8.0);
-  const std::vector<int> statuses = run_tcp_processes(
+  return run_tcp_processes(
       ranks,
       [&](std::shared_ptr<Communicator> world) {
+        if (link == DeviceLink::kNccl) leave_where_nccl_refuses(world);
         const Loop loop;
         const auto want = loop.undisturbed(kGpu);
         world->barrier(Seconds(60));
         ThreadPool pool(1);
         KvCache cache(world, loop.config(), {}, kGpu);
-        const ParallelOptions how{Strategy::kMerge, true, DeviceLink::kPeer};
+        const ParallelOptions how{Strategy::kMerge, true, link};
         auto attention = std::make_unique<ParallelAttention>(world, how);
         const SequenceId id = cache.add_sequence();
         loop.append(cache, id, 0, Loop::kPrompt);
@@ -95,9 +137,23 @@ TEST_P(Processes, SurvivorsOfAKilledProcessGoOn) {
         require(recovered == 1, "nobody was missed");
       },
       options);
-  std::vector<int> expected(static_cast<std::size_t>(ranks), 0);
-  expected.back() = 128 + SIGKILL;
-  EXPECT_EQ(statuses, expected);
+}
+
+std::vector<int> all_but_the_last_return(int ranks) {
+  std::vector<int> statuses(static_cast<std::size_t>(ranks), 0);
+  statuses.back() = 128 + SIGKILL;
+  return statuses;
+}
+
+TEST_P(Processes, SurvivorsOfAKilledProcessGoOn) {
+  EXPECT_EQ(lose_a_process(GetParam(), DeviceLink::kPeer), all_but_the_last_return(GetParam()));
+}
+
+TEST_P(Processes, SurvivorsOfAKilledProcessGoOnWithNccl) {
+  if (!nccl_available()) GTEST_SKIP() << "*** SKIPPED: this build has no NCCL ***";
+  const std::vector<int> statuses = lose_a_process(GetParam(), DeviceLink::kNccl);
+  if (nccl_refused(statuses)) GTEST_SKIP() << "*** SKIPPED: NCCL refuses " << GetParam() << " ranks on one GPU ***";
+  EXPECT_EQ(statuses, all_but_the_last_return(GetParam()));
 }
 
 }  // namespace

@@ -191,6 +191,27 @@ TEST_F(LlamaCuda, BatchesForksAndRecordings) {
   }
 }
 
+// One layer, a short prompt and a few tokens, on one rank, which records its steps, and on two: little enough for
+// compute-sanitizer.
+void expect_smallest_model(WeightFormat format, Way way) {
+  LlamaConfig config = wide_config();
+  config.layers = 1;
+  config.vocab = 48;
+  LlamaOptions on_gpu = small_options();
+  on_gpu.attention.link = DeviceLink::kPeer;
+  const GpuModel model(config, DType::kBFloat16, format);
+  const Text one = on_ranks(1, model, small_options(), 70, 6, way);
+  EXPECT_EQ(difference(one, on_ranks(2, model, on_gpu, 70, 6, way)), "");
+}
+
+TEST_F(LlamaCuda, SmallestModel) {
+  expect_smallest_model(WeightFormat::kAsStored, Way::kOneByOne);
+  expect_smallest_model(WeightFormat::kInt8, Way::kBlocks);
+}
+
+// The prompt's products of matrices by cuBLASLt.
+TEST_F(LlamaCuda, SmallestModelWithProducts) { expect_smallest_model(WeightFormat::kAsStored, Way::kBlocks); }
+
 // What is rounded on a GPU (docs/llama.md). A prompt's softmax weights lose more than those of a decoded token.
 Arithmetic gpu_arithmetic(DType cache) {
   const bool narrow = cache != DType::kFloat32;

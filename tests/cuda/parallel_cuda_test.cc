@@ -11,6 +11,7 @@
 #include "parallel_checks.h"
 #include "prefill_checks.h"
 #include "temporary_directory.h"
+#include "thinning.h"
 #include "treeattn/cuda.h"
 #include "treeattn/error.h"
 
@@ -60,7 +61,7 @@ TEST_P(VirtualRanks, EveryStrategyOnTheCaseList) {
 }
 
 TEST_P(VirtualRanks, UnequalSharesAndRanksThatCarryNothing) {
-  const auto cases = testing_parallel::prepared_cases(13, 3, kGpu);
+  const auto cases = testing_parallel::prepared_cases(13 * thinning(), 3, kGpu);
   const std::vector<double> weights = testing_parallel::uneven_weights(GetParam());
   expect_on_ranks(GetParam(),
                   [&](const auto& world) { return testing_parallel::check_strategies(world, cases, weights, on_gpu); });
