@@ -23,6 +23,9 @@ __device__ inline void copy_async_4(std::uint32_t to, const void* from, bool val
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from), "r"(valid ? 4 : 0));
 }
 
+// Until all such copies of this thread are there.
+__device__ inline void wait_for_all_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // kBytes from shared memory, aligned to as much; 2 bytes leave the upper half of a word zero.
 template <int kBytes>
 __device__ inline void load_shared(std::uint32_t (&r)[(kBytes + 3) / 4], std::uint32_t address) {

@@ -360,10 +360,13 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   const auto start_next = [&](int stage, bool under_way) {
     const Piece piece = ahead.next(keys);
     if (piece.leaf < 0 || under_way) return piece.leaf;
-    if (piece.first + kTile > newest) wait_for_earlier();
+    const bool has_newest = piece.first + kTile > newest;
     if (p.tensor_copies) {
-      start_tensors(stage, piece, {k_rows, piece.first}, {v_rows, piece.first});
+      const MapPlace of_k(k_rows, piece.first), of_v(v_rows, piece.first);  // of pages: loads, which need not wait
+      if (has_newest) wait_for_earlier();
+      start_tensors(stage, piece, of_k, of_v);
     } else {
+      if (has_newest) wait_for_earlier();
       const std::uint32_t to = ring + stage * Layout::kPieceBytes;
       if (lane == 0) notes[stage] = piece;
       Copy::start_rows(to, k_rows, piece);

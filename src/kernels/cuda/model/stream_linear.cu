@@ -57,8 +57,8 @@ class Copies {
   __device__ int column_of(int of_turn) const { return (number + of_turn * kWarps) * kGroup + lane % 4 * 8; }
 
   // The weights of the next group into a slot; nothing after the last. Two rows at a time, 256 bytes of each; or four
-  // and 128.
-  __device__ void start_weights(std::uint32_t slot) {
+  // and 128. gently: two such copies, and the next two when they are there.
+  __device__ void start_weights(std::uint32_t slot, bool gently = false) {
     if (tile < t.tiles && turns > 0) {
       const int column = (number + turn * kWarps) * kGroup + lane % kUnits * (16 / Weights::kBytes);
       const bool there = column < t.cols;
@@ -70,6 +70,7 @@ class Copies {
         const bool valid = there && row < (half == 0 ? low_rows : high_rows);
         copy_async_16(slot + Place::weight(half, row, lane % kUnits), valid ? from[half] : t.weights[0].matrix, valid);
         from[half] += next_rows;
+        if (gently && i % 2 == 1) wait_for_all_copies();
       }
       if constexpr (Weights::kScaleBytes > 0) start_scales(slot);
     }
@@ -160,26 +161,35 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) stream_kernel(c
   auto* const held = reinterpret_cast<std::uint16_t*>(memory + kWarps * kStages * slot_bytes);
 
   Copies<kTiles, Weights> copies(t, number, lane, turns);
+  // o comes behind attention, which waits for one load after the other: each would come behind all that o asks for.
+  // Elsewhere x is there soon, and would come behind the last group.
+  const bool gently = kHolds && t.add;
+  const int early = kHolds && !gently ? std::min(kEarly, kStages - 1) : kEarly;
   int row_turn[kEarly];  // of x of the first groups, which is not there yet
 #pragma unroll
   for (int i = 0; i < kEarly; ++i) {
+    if (i >= early) continue;
     row_turn[i] = copies.any() ? copies.next_turn() : -1;
-    copies.start_weights(ring + i * slot_bytes);
+    copies.start_weights(ring + i * slot_bytes, gently);
     copies.advance();
     if constexpr (kHolds) end_copies();
   }
-  let_next_start();
+  // With one row the next kernel is let in when x is on its way here, and not before: what it asks for first would be
+  // in the way.
+  if (t.rows > 1) let_next_start();
   wait_for_earlier();
   if constexpr (kHolds) {
     HeldRow row;
     row.load(t);
 #pragma unroll
-    for (int i = kEarly; i < kStages; ++i) {
+    for (int i = 0; i < kStages; ++i) {
+      if (i < early) continue;
       copies.start_weights(ring + i * slot_bytes);
       copies.advance();
       end_copies();
     }
     row.store(t, held, squares, number, lane);
+    let_next_start();
     __syncthreads();
   } else {
 #pragma unroll
@@ -187,6 +197,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) stream_kernel(c
       if (row_turn[i] >= 0) copies.start_rows(ring + i * slot_bytes, row_turn[i]);
       end_copies();  // the first of these with all weights above
     }
+    if (t.rows == 1) let_next_start();
 #pragma unroll
     for (int i = kEarly; i < kStages; ++i) {
       if (copies.any()) copies.start_rows(ring + i * slot_bytes, copies.next_turn());
