@@ -29,6 +29,7 @@ const CpuTarget* neon_bf16_target(const CpuTarget& neon) {
     improved.plain = &neon;
     use_neon_bf16(improved);
     use_neon_bf16_prefill(improved);
+    use_neon_f32_prefill(improved);
     use_neon_f16(improved);
     use_neon_int8(improved);
     improved.model = &model;

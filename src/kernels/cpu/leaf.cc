@@ -38,8 +38,9 @@ const TileOps& ops_of(const CpuTarget& target, DType dtype) { return target.ops[
 
 // For tiles of this type that many rows share, or for the float32 they become.
 const TileOps& ops_of(const CpuTarget& target, DType dtype, bool many_rows, bool promoted) {
-  if (!many_rows) return ops_of(target, dtype);
-  return promoted ? ops_of(target, DType::kFloat32) : *target.many_rows[static_cast<int>(dtype)];
+  if (promoted) dtype = DType::kFloat32;
+  const TileOps* own = target.many_rows[static_cast<int>(dtype)];
+  return many_rows && own ? *own : ops_of(target, dtype);
 }
 
 // A visible key has another weight, or -0 where its value's scale makes it vanish.
@@ -258,7 +259,8 @@ void LeafWorker::fold_tile(Tile& tile, const Tile* next) {
 // next tile's keys while values are summed, which takes about twice as long. With many rows, which use a tile whole
 // from the start, all values and all keys.
 Ahead LeafWorker::ahead_of(const KvView& view, const std::byte* const* rows, int rows_per_four) const {
-  return {rows, rows_of(view, rows).head_bytes, rows_per_four};
+  const std::int64_t row_bytes = view.head_dim * static_cast<std::int64_t>(dtype_size(view.dtype));
+  return {rows, rows_of(view, rows).head_bytes, rows_per_four, to_int(row_bytes)};
 }
 
 void LeafWorker::score_keys(const Tile& tile) {

@@ -9,7 +9,7 @@
 // comes last, are to sums 2^-7 as large.
 #include "kernels/cpu/neon_bf16.h"
 
-#include "kernels/cpu/neon_loops.h"
+#include "kernels/cpu/neon_prefill.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {
@@ -63,17 +63,6 @@ void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed
 }
 
 void store_block(bfloat16x8_t block, Words* out) { vst1q_u16(out, vreinterpretq_u16_bf16(block)); }
-
-// Of the rows that are wanted next, taken to be as long as those at work, the share that falls to query rows
-// [r, r + 8). Packing reads a whole tile at once: from further away than the second level it would wait.
-TREEATTN_FORCE_INLINE inline void fetch_share(const Ahead& ahead, int r, int rows, int dim) {
-  if (!ahead.rows) return;
-  const int count = kTileTokens / kTokenBlock * ahead.rows_per_four;
-  const int end = r + kRows < rows ? count * (r + kRows) / rows : count;
-  for (int t = count * r / rows; t < end; ++t) {
-    for (int at = 0; at < 2 * dim; at += 64) __builtin_prefetch(ahead.rows[t] + at, 0, 2);
-  }
-}
 
 // Keys become [8 tokens][dim / 4][pair][token of the pair][4].
 void pack_keys(const DotArgs& args, Words* out) {
@@ -155,7 +144,7 @@ void dot(const DotArgs& args) {
   const PackedHeader* header = reinterpret_cast<const PackedHeader*>(args.q);
   const Words* q = reinterpret_cast<const Words*>(header + 1);
   for (int r = 0; r < args.rows; r += kRows, q += kRows * header->limbs * args.dim) {
-    fetch_share(args.ahead, r, args.rows, args.dim);
+    neon::fetch_share<kRows>(args.ahead, r, args.rows);
     for (int t = 0; t < args.tokens; t += kTokens) {
       dot_block(q, header->limbs, keys + t * args.dim, args.dim, args.rows - r, args.logits + r * kTileTokens + t);
     }
@@ -221,7 +210,7 @@ void accumulate(const AccumulateArgs& args) {
   alignas(64) Words weights[2 * kTileTokens * kRows];
   pack_values(args, values);
   for (int r = 0; r < args.rows; r += kRows) {
-    for (const Ahead& ahead : args.ahead) fetch_share(ahead, r, args.rows, args.dim);
+    for (const Ahead& ahead : args.ahead) neon::fetch_share<kRows>(ahead, r, args.rows);
     pack_weights(args, r, weights);
     for (int c = 0; c < args.dim; c += kColumns) {
       sum_block(weights, values + c / kColumns * kTokenSteps * kStep, args.tokens, args.rows - r, args.shrink + r,

@@ -45,6 +45,7 @@ struct Ahead {
   const std::byte* const* rows = nullptr;  // null: nothing; else enough of them for a whole tile
   std::ptrdiff_t head_bytes = 0;
   int rows_per_four = 0;
+  int row_bytes = 0;  // of one head
 };
 
 struct DotArgs {
