@@ -34,6 +34,23 @@ class Carver {
 
 int to_int(std::int64_t x) { return static_cast<int>(x); }
 
+// to[head][token] = the scale of a head, `stride` after that of the head before, of a token. Four tokens at a time, as
+// one at a time came to a twelfth of a decode.
+void gather_scales(const float* const* from, int tokens, int heads, std::int64_t stride, float* to) {
+  int t = 0;
+  for (; t + 4 <= tokens; t += 4) {
+    const float *a = from[t], *b = from[t + 1], *c = from[t + 2], *d = from[t + 3];
+    for (int h = 0; h < heads; ++h) {
+      const float w = a[h * stride], x = b[h * stride], y = c[h * stride], z = d[h * stride];  // before any store
+      float* out = to + h * kTileTokens + t;
+      out[0] = w, out[1] = x, out[2] = y, out[3] = z;
+    }
+  }
+  for (; t < tokens; ++t) {
+    for (int h = 0; h < heads; ++h) to[h * kTileTokens + t] = from[t][h * stride];
+  }
+}
+
 const TileOps& ops_of(const CpuTarget& target, DType dtype) { return target.ops[static_cast<int>(dtype)]; }
 
 // For tiles of this type that many rows share, or for the float32 they become.
@@ -346,9 +363,7 @@ void LeafWorker::weigh(Tile& tile) {
   softmax.factor = problem_.softcap > 0 ? problem_.scale / problem_.softcap : problem_.scale * kLog2E;
   softmax.cap_log2 = problem_.softcap * kLog2E;
   const auto gather = [&](const float* const* from, std::int64_t stride, float* to) {
-    for (int t = 0; t < tile.tokens; ++t) {
-      for (std::int64_t h = 0; h < unit_.heads; ++h) to[h * kTileTokens + t] = from[t][h * stride];
-    }
+    gather_scales(from, tile.tokens, to_int(unit_.heads), stride, to);
     return to;
   };
   if (problem_.k.scales) softmax.key_scales = gather(tile.k_scale, problem_.k.scale_head_stride, k_scales_);
