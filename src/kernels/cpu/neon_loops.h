@@ -56,14 +56,21 @@ static inline void for_each_key_block(const DotArgs& args, int element_bytes, co
   }
 }
 
+// What to fetch while the values of tokens [t, t + 8) of a head are summed.
+TREEATTN_FORCE_INLINE static inline SoonByValues soon_by_values(const AccumulateArgs& args, int element_bytes, int t,
+                                                                int h) {
+  SoonByValues soon(args.dim * element_bytes);
+  soon.set(0, 4, args.ahead[0], t, h, args.v.rows[t]);
+  soon.set(4, 8, args.ahead[1], t, h, args.v.rows[t]);
+  return soon;
+}
+
 // body.template operator()<R>(first token, head, first row, what to fetch), R being kMost, 4, 2 or 1 rows of the head.
 template <int kMost = 4, class Body>
 static inline void for_each_value_block(const AccumulateArgs& args, int element_bytes, const Body& body) {
   for (int t = 0; t < args.tokens; t += kTokens) {
     for (int h = 0; h < args.heads; ++h) {
-      SoonByValues soon(args.dim * element_bytes);
-      soon.set(0, 4, args.ahead[0], t, h, args.v.rows[t]);
-      soon.set(4, 8, args.ahead[1], t, h, args.v.rows[t]);
+      const SoonByValues soon = soon_by_values(args, element_bytes, t, h);
       int r = 0;
       for (; r + kMost <= args.rows; r += kMost) body.template operator()<kMost>(t, h, r, soon);
       for (; r + 4 <= args.rows; r += 4) body.template operator()<4>(t, h, r, soon);
