@@ -33,9 +33,8 @@ bool has_sve_256() {
   const int answer = prctl(kSveGetVectorLength);
   return answer >= 0 && (answer & 0xffff) == 32;
 }
-bool has_neon_bf16() {
-  return has_neon() && hwcap2(14) && hwcap2(13) && hwcap(20) && hwcap(23);  // BF16, I8MM, ASIMDDP, ASIMDFHM
-}
+bool has_neon_dot() { return has_neon() && hwcap(20); }                                   // ASIMDDP
+bool has_neon_bf16() { return has_neon_dot() && hwcap2(14) && hwcap2(13) && hwcap(23); }  // BF16, I8MM, ASIMDFHM
 bool has_amx() { return false; }
 bool has_avx512_bf16() { return false; }
 bool has_avx512_vnni() { return false; }
@@ -70,6 +69,7 @@ bool has_amx() {
 bool has_neon() { return false; }
 bool has_sve() { return false; }
 bool has_sve_256() { return false; }
+bool has_neon_dot() { return false; }
 bool has_neon_bf16() { return false; }
 
 #else
@@ -83,6 +83,7 @@ bool has_amx() { return false; }
 bool has_neon() { return false; }
 bool has_sve() { return false; }
 bool has_sve_256() { return false; }
+bool has_neon_dot() { return false; }
 bool has_neon_bf16() { return false; }
 
 #endif

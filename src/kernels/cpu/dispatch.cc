@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <fmt/format.h>
@@ -14,44 +15,25 @@
 namespace treeattn::kernels {
 namespace {
 
-// The NEON table with the entries that newer instructions improve.
-const CpuTarget* neon_bf16_target(const CpuTarget& neon) {
-  static const ModelKernels model = [&] {
-    ModelKernels improved = *neon.model;
-    use_neon_linear_bf16(improved);
-    use_neon_linear_int8(improved);
-    return improved;
-  }();
-  static const CpuTarget target = [&] {
-    CpuTarget improved = neon;
-    improved.name = "NEON_BF16";
-    improved.supported = has_neon_bf16;
-    improved.plain = &neon;
-    use_neon_bf16(improved);
-    use_neon_bf16_prefill(improved);
-    use_neon_f32_prefill(improved);
-    use_neon_f16(improved);
-    use_neon_int8(improved);
-    improved.model = &model;
-    return improved;
-  }();
-  return &target;
-}
-
-// The AVX-512 table with the linear maps that `use` improves. One object for each `use`.
-template <void (*... use)(ModelKernels&)>
-const CpuTarget* avx512_target(const CpuTarget& plain, const char* name, bool (*supported)()) {
-  static const ModelKernels model = [&] {
-    ModelKernels improved = *plain.model;
-    (use(improved), ...);
-    return improved;
-  }();
+// The table of a Highway target with the entries that newer instructions improve: each `use` takes the tile operations
+// or the linear maps. One object for each list of them.
+template <auto... use>
+const CpuTarget* improved_target(const CpuTarget& plain, const char* name, bool (*supported)()) {
+  static ModelKernels model = *plain.model;
   static const CpuTarget target = [&] {
     CpuTarget improved = plain;
     improved.name = name;
     improved.supported = supported;
     improved.plain = &plain;
     improved.model = &model;
+    const auto apply = [&](auto change) {
+      if constexpr (std::is_invocable_v<decltype(change), CpuTarget&>) {
+        change(improved);
+      } else {
+        change(model);
+      }
+    };
+    (apply(use), ...);
     return improved;
   }();
   return &target;
@@ -61,11 +43,15 @@ const CpuTarget* avx512_target(const CpuTarget& plain, const char* name, bool (*
 std::vector<const CpuTarget*> improved_targets(const CpuTarget& plain) {
   const std::string_view name = plain.name;
   std::vector<const CpuTarget*> all;
-  if (name == "NEON") all = {neon_bf16_target(plain)};
+  if (name == "NEON") {
+    all = {improved_target<use_neon_bf16, use_neon_bf16_prefill, use_neon_f32_prefill, use_neon_f16, use_neon_int8,
+                           use_neon_linear_bf16, use_neon_linear_int8>(plain, "NEON_BF16", has_neon_bf16),
+           improved_target<use_neon_f32_prefill>(plain, "NEON_DOT", has_neon_dot)};
+  }
   if (name == "AVX512") {
-    all = {avx512_target<use_amx_linear_bf16, use_amx_linear_int8>(plain, "AMX", has_amx),
-           avx512_target<use_avx512_linear_bf16, use_avx512_linear_int8>(plain, "AVX512_BF16", has_avx512_bf16),
-           avx512_target<use_avx512_linear_int8>(plain, "AVX512_VNNI", has_avx512_vnni)};
+    all = {improved_target<use_amx_linear_bf16, use_amx_linear_int8>(plain, "AMX", has_amx),
+           improved_target<use_avx512_linear_bf16, use_avx512_linear_int8>(plain, "AVX512_BF16", has_avx512_bf16),
+           improved_target<use_avx512_linear_int8>(plain, "AVX512_VNNI", has_avx512_vnni)};
   }
   std::erase_if(all, [](const CpuTarget* target) { return !target->supported(); });
   return all;

@@ -3,11 +3,10 @@
 // them. Static, for the reason in neon_loops.h.
 #pragma once
 
-#include <arm_neon.h>
-
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/neon_vectors.h"
 #include "treeattn/dtype.h"
 
 namespace treeattn::kernels::neon {
@@ -35,14 +34,6 @@ static inline bfloat16x8_t zip1_64(bfloat16x8_t a, bfloat16x8_t b) {
 }
 static inline bfloat16x8_t zip2_64(bfloat16x8_t a, bfloat16x8_t b) {
   return vreinterpretq_bf16_u64(vzip2q_u64(vreinterpretq_u64_bf16(a), vreinterpretq_u64_bf16(b)));
-}
-
-// BFMMLA leaves 2x2 blocks {row 0: 0, 1; row 1: 0, 1}: two neighbours become four elements of either row.
-static inline float32x4_t first_row(float32x4_t a, float32x4_t b) {
-  return vreinterpretq_f32_f64(vzip1q_f64(vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b)));
-}
-static inline float32x4_t second_row(float32x4_t a, float32x4_t b) {
-  return vreinterpretq_f32_f64(vzip2q_f64(vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b)));
 }
 
 // Weights of two rows and four tokens in two limbs, each a 2x4 block.

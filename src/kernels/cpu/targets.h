@@ -18,7 +18,7 @@ void use_neon_f16(CpuTarget& target);
 void use_neon_int8(CpuTarget& target);
 // After use_neon_bf16, whose errors it takes over: the same instructions where many rows share a head.
 void use_neon_bf16_prefill(CpuTarget& target);
-// Multiply-adds by a lane for float32, and what becomes float32, where many rows share a head.
+// Multiply-adds by a lane for float32, and what becomes float32, where many rows share a head; has_neon_dot() is enough.
 void use_neon_f32_prefill(CpuTarget& target);
 // The same for linear maps, by type of the weights: BFMMLA, and SDOT and SMMLA.
 void use_neon_linear_bf16(ModelKernels& kernels);
