@@ -75,6 +75,8 @@ TREEATTN_MERGE_FN void merge_row(float* lower, const float* higher, std::size_t 
   }
 }
 
+inline constexpr double kLn2 = 0x1.62e42fefa39efp-1;
+
 // ln(1 + r), |r| <= 1/3.
 TREEATTN_MERGE_FN float log_near_one(float r) {
   float p = kLogB8;
@@ -89,20 +91,19 @@ TREEATTN_MERGE_FN float log_near_one(float r) {
   return ScalarOps::fma(r * r, p, r);
 }
 
-// lse = ln 2 * m_log2 + ln l of a row that is not empty, with l = 2^e f and 2/3 <= f < 4/3. Not by a logarithm in
-// double precision: this is the last thing that a call on a GPU waits for. The bits agree between hosts and devices.
-TREEATTN_MERGE_FN float row_lse(float m_log2, float l) {
-  constexpr double kLn2 = 0x1.62e42fefa39efp-1;
+// lse = ln 2 * m_log2 + ln l of a row whose l is neither 0 nor subnormal nor infinite, with l = 2^e f and
+// 2/3 <= f < 4/3. Not by a logarithm in double precision: this is the last thing that a call on a GPU waits for. The
+// bits agree between hosts and devices.
+TREEATTN_MERGE_FN float usual_row_lse(float m_log2, float l) {
   constexpr std::uint32_t kTwoThirds = 0x3f2aaaab;
-  double m = m_log2, ln_f;
-  if (l >= 0x1p-126f && l <= std::numeric_limits<float>::max()) {
-    const std::uint32_t above = std::bit_cast<std::uint32_t>(l) - kTwoThirds;
-    m += static_cast<std::int32_t>(above) >> 23;
-    ln_f = log_near_one(std::bit_cast<float>((above & 0x7fffff) + kTwoThirds) - 1.0f);
-  } else {
-    ln_f = std::log(l);
-  }
-  return static_cast<float>(m * kLn2 + ln_f);
+  const std::uint32_t above = std::bit_cast<std::uint32_t>(l) - kTwoThirds;
+  const float ln_f = log_near_one(std::bit_cast<float>((above & 0x7fffff) + kTwoThirds) - 1.0f);
+  return static_cast<float>((static_cast<double>(m_log2) + (static_cast<std::int32_t>(above) >> 23)) * kLn2 + ln_f);
+}
+// The same for every row that is not empty.
+TREEATTN_MERGE_FN float row_lse(float m_log2, float l) {
+  if (l >= 0x1p-126f && l <= std::numeric_limits<float>::max()) return usual_row_lse(m_log2, l);
+  return static_cast<float>(m_log2 * kLn2 + std::log(l));
 }
 
 // out[v_dim] = o / l and the row's lse. The empty row gives (0, -inf).
