@@ -277,6 +277,9 @@ CudaPlan::CudaPlan(int device, const AttentionInput& in, const AttentionOptions&
       p);
   p.first_known = p.tensor_copies && p.k.page_tokens == 0 && p.v.page_tokens == 0 && plan.launch.ring_tokens > 0 &&
                   kernels::cuda::begin_with(problem, work, plan.launch.ring_tokens);
+  p.q_first = std::all_of(work.items.begin(), work.items.end(), [&](const kernels::cuda::WorkItem& item) {
+    return item.chunks * problem.order.chunk_tokens <= plan.launch.ring_tokens;
+  });
 }
 
 CudaPlan::~CudaPlan() = default;

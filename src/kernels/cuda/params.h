@@ -146,6 +146,7 @@ struct AttentionParams {
   // And the pieces that an item asks for first lie where its first leaf begins, and they and q are there before the
   // kernel begins.
   bool first_known = false;
+  bool q_first = false;          // then: q before those pieces, as there are no others; else the first of them before q
   int rows_per_item = 0;         // rows of the largest item; the stride of item_states
   float* item_states = nullptr;  // [items, rows_per_item, row_state_floats]
   unsigned* arrived = nullptr;   // [groups] zero between calls

@@ -17,17 +17,14 @@ namespace treeattn::kernels::cuda {
 struct StageBarriers {
   std::uint32_t address;
 
-  // arrivals: how many make a fill.
+  // By one lane; the others look at them after the next __syncwarp. arrivals: how many make a fill.
   __device__ void init(int stages, int arrivals) const {
-    if (threadIdx.x % 32 == 0) {
-      for (int i = 0; i < stages; ++i) {
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(address + 8 * i), "r"(arrivals));
-      }
-#if __CUDA_ARCH__ >= 900
-      asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
-#endif
+    for (int i = 0; i < stages; ++i) {
+      asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(address + 8 * i), "r"(arrivals));
     }
-    __syncwarp();
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+#endif
   }
   // Waits for a fill of a stage; `phase` is its number modulo 2.
   __device__ void wait(int stage, unsigned phase) const {

@@ -84,11 +84,11 @@ struct ItemKeys {
   }
 };
 
-// Where the first leaf of an item begins, if it has keys and no mask or offset moves them.
-__device__ inline int first_token(const AttentionParams& p, const WorkItem& item) {
-  int chunk = item.first_leaf * p.leaf_chunks;
+// Where a leaf begins, if it has keys and no mask or offset moves them.
+__device__ inline int first_token(const AttentionParams& p, int leaf) {
+  int chunk = leaf * p.leaf_chunks;
   if (p.leaf_chunks == 0 && p.order.branches > 1) {
-    chunk = static_cast<int>(__brev(static_cast<unsigned>(item.first_leaf)) >> (__clz(p.order.branches) + 1));
+    chunk = static_cast<int>(__brev(static_cast<unsigned>(leaf)) >> (__clz(p.order.branches) + 1));
   }
   return chunk * static_cast<int>(p.order.chunk_tokens);
 }

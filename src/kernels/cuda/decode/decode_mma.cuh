@@ -297,49 +297,65 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   // All on their way at once: a load that waits for another costs a microsecond. Of up to 32 sequences every lane asks
   // for one, before it is known which it will be.
   const bool in_grid = Warp::kStartsAtOnce && p.grid.count > 0;
-  const WorkItem item = in_grid ? p.grid.item(static_cast<int>(blockIdx.x)) : p.items[blockIdx.x];
+  WorkItem item{};
+  if (!in_grid) item = p.items[blockIdx.x];
   const int lane = lane_number();
   const bool few = p.batch <= 32;
   SequenceFacts sequence{};
   if (few && lane < p.batch) sequence = SequenceFacts::of(p, lane);
-  if (p.tensor_copies && threadIdx.x < 2) prefetch_map(threadIdx.x == 0 ? p.k_map : p.v_map);
-  const int rows = item.rows();
   const int number = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   const std::uint32_t ring = shared_address(memory) + number * kStages * Layout::kPieceBytes;
   const StageBarriers barriers{shared_address(memory + Layout::kBarriers) + number * kStages * 8};
   auto* const notes = reinterpret_cast<Piece*>(memory + Layout::kNotes) + number * kStages;
+  const bool scaled = Warp::Scales::any(p);
+  const auto barrier_of = [&](int stage) { return barriers.address + 8 * stage; };
+  // By one lane.
+  const auto start_tensors = [&](int kv_head, int stage, const Piece& piece, const MapPlace& of_k,
+                                 const MapPlace& of_v) {
+    const int head = kv_head / Warp::kHeads;
+    const std::uint32_t to = ring + stage * Layout::kPieceBytes, barrier = barrier_of(stage);
+    Copy::expect(barrier, Layout::kPieceBytes);
+    Copy::template start_tensor<Warp::kElementBytes>(to, barrier, p.k_map, of_k, head, scaled);
+    Copy::template start_tensor<Warp::kElementBytes>(to + Copy::kBytes, barrier, p.v_map, of_v, head, scaled);
+    notes[stage] = piece;
+  };
+  // Where the first keys are known before anything is read, they are asked for first, but one piece only: the others
+  // come behind q, which would otherwise arrive microseconds later, behind the first keys of all blocks. Where there
+  // are no others nothing is gained, and q comes before.
+  const bool at_once = Warp::kStartsAtOnce && p.first_known, early = at_once && !p.q_first;
+  const auto start_first = [&](int kv_head, int batch, int stage, int first) {
+    first += stage * kMmaWarps * kTile;
+    const MapPlace place(first, batch);
+    start_tensors(kv_head, stage, {0, first, first, first + kTile}, place, place);
+  };
+  if (lane == 0) {
+    barriers.init(kStages, !p.tensor_copies ? 32 : scaled ? 33 : 1);
+    if (early) {
+      const WorkItem own = p.grid.item(static_cast<int>(blockIdx.x));
+      start_first(own.kv_head, own.batch, 0, first_token(p, own.first_leaf) + number * kTile);
+    }
+  }
+  __syncwarp();
+  if (in_grid) item = p.grid.item(static_cast<int>(blockIdx.x));
+  if (p.tensor_copies && !at_once && threadIdx.x < 2) prefetch_map(threadIdx.x == 0 ? p.k_map : p.v_map);
+  const int rows = item.rows();
   const typename Warp::Scales scales(
       p, item, shared_address(memory + Layout::kScales) + number * kStages * Warp::Scales::kBytes, kStages);
-  barriers.init(kStages, !p.tensor_copies ? 32 : scales.any() ? 33 : 1);
   Warp warp(p, item, lane);
-  const auto barrier_of = [&](int stage) { return barriers.address + 8 * stage; };
-  const auto start_tensors = [&](int stage, const Piece& piece, const MapPlace& of_k, const MapPlace& of_v) {
-    if (lane != 0) return;
-    const int head = item.kv_head / Warp::kHeads;
-    const std::uint32_t to = ring + stage * Layout::kPieceBytes, barrier = barrier_of(stage);
-    notes[stage] = piece;
-    Copy::expect(barrier, Layout::kPieceBytes);
-    Copy::template start_tensor<Warp::kElementBytes>(to, barrier, p.k_map, of_k, head, scales.any());
-    Copy::template start_tensor<Warp::kElementBytes>(to + Copy::kBytes, barrier, p.v_map, of_v, head, scales.any());
-  };
   const auto start_scales = [&](int stage, const Piece& piece) {
     scales.start(stage, piece, lane);
-    if (!p.tensor_copies || scales.any()) Copy::arrive_after_rows(barrier_of(stage));
+    if (!p.tensor_copies || scaled) Copy::arrive_after_rows(barrier_of(stage));
     __syncwarp();
   };
-  // Where the first keys are known before anything is read, they are asked for first. Before them q alone, which would
-  // come microseconds later behind the first keys of all blocks; but nothing may wait for it.
-  const bool at_once = Warp::kStartsAtOnce && p.first_known;
-  const bool q_first = Warp::kQueriesAsTheyAre && at_once;
-  if (q_first) warp.load_queries();
+  const bool has_q = Warp::kQueriesAsTheyAre && at_once;
+  if (has_q) warp.load_queries();  // nothing waits for it here
   if (at_once) {
-    int first = first_token(p, item) + number * kTile;
+    const int first = first_token(p, item.first_leaf) + number * kTile;
 #pragma unroll 1
-    for (int stage = 0; stage < kStages; ++stage, first += kMmaWarps * kTile) {
-      const Piece piece{0, first, first, first + kTile};
-      const MapPlace place(first, item.batch);
-      start_tensors(stage, piece, place, place);
-      start_scales(stage, piece);
+    for (int stage = 0; stage < kStages; ++stage) {
+      if (lane == 0 && (stage > 0 || !early)) start_first(item.kv_head, item.batch, stage, first);
+      const int token = first + stage * kMmaWarps * kTile;
+      start_scales(stage, {0, token, token, token + kTile});
     }
   }
   warp.clear();
@@ -364,7 +380,7 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
     if (p.tensor_copies) {
       const MapPlace of_k(k_rows, piece.first), of_v(v_rows, piece.first);  // of pages: loads, which need not wait
       if (has_newest) wait_for_earlier();
-      start_tensors(stage, piece, of_k, of_v);
+      if (lane == 0) start_tensors(item.kv_head, stage, piece, of_k, of_v);
     } else {
       if (has_newest) wait_for_earlier();
       const std::uint32_t to = ring + stage * Layout::kPieceBytes;
@@ -383,7 +399,7 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   for (int stage = 0, turn = -kStages; !at.done(keys); ++turn) {
     if (turn == 0) {
       wait_for_earlier();
-      if (!q_first) warp.load_queries();
+      if (!has_q) warp.load_queries();
     }
     if (turn >= 0) {
       if (leaf_at[0] != at.leaf) {

@@ -12,7 +12,7 @@ namespace treeattn::kernels::cuda {
 struct NoScales {
   static constexpr int kBytes = 0;  // of a stage
   __device__ NoScales(const AttentionParams&, const WorkItem&, std::uint32_t, int) {}
-  __device__ bool any() const { return false; }
+  __device__ static bool any(const AttentionParams&) { return false; }
   __device__ void start(int, const Piece&, int) const {}
   __device__ std::uint32_t address(int) const { return 0; }
 };
@@ -39,7 +39,7 @@ class PieceScales {
     }
     __syncwarp();
   }
-  __device__ bool any() const { return has_k_ || has_v_; }
+  __device__ static bool any(const AttentionParams& p) { return p.k.scales != nullptr || p.v.scales != nullptr; }
   // Starts the copies for a piece. What is no key of it gets scale 0.
   __device__ void start(int stage, const Piece& piece, int lane) const {
 #pragma unroll
