@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <random>
@@ -328,22 +327,15 @@ class NcclLink : public Links {
     Links::SetUp();
     if (IsSkipped()) return;
     if (!nccl_available()) GTEST_SKIP() << "*** SKIPPED: this build has no NCCL ***";
-    // NCCL 2.30 and later let several ranks have one GPU when told to.
-    ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+    let_ranks_share_a_gpu();
     if (GetParam() > 1) skip_where_ranks_cannot_share_a_gpu();
   }
 
   void skip_where_ranks_cannot_share_a_gpu() {
-    const Loop loop;
     NcclProblem problem;
     run_ranks(GetParam(), [&](std::shared_ptr<Communicator> world) {
-      ThreadPool pool(1);
-      KvCache cache(world, loop.config(), {}, kGpu);
-      ParallelAttention attention(world, {Strategy::kMerge, true, DeviceLink::kNccl});
-      const SequenceId id = cache.add_sequence();
-      loop.append(cache, id, 0, Loop::kPrompt + 1);
       try {
-        loop.decode(attention, cache, id, 0, pool);
+        decode_over_nccl(world, kGpu);
       } catch (const Unavailable& error) {
         problem.add(error);
       }

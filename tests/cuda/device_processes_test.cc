@@ -63,15 +63,9 @@ TEST_P(Processes, EveryLinkHasTheBitsOfOneRank) {
 
 // Ends this process where NCCL does not let ranks share a GPU, and says so.
 void leave_where_nccl_refuses(const std::shared_ptr<Communicator>& world) {
-  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);  // for NCCL 2.30 and later
-  const Loop loop;
-  ThreadPool pool(1);
-  KvCache cache(world, loop.config(), {}, kGpu);
-  ParallelAttention attention(world, {Strategy::kMerge, true, DeviceLink::kNccl});
-  const SequenceId id = cache.add_sequence();
-  loop.append(cache, id, 0, Loop::kPrompt + 1);
+  let_ranks_share_a_gpu();
   try {
-    loop.decode(attention, cache, id, 0, pool);
+    decode_over_nccl(world, kGpu);
   } catch (const Unavailable& error) {
     if (!nccl_refuses_to_share(error)) throw;
     std::printf("rank %d: %s\n", world->rank(), error.what());

@@ -29,7 +29,7 @@ bool done_within(cudaStream_t stream, Seconds seconds) {
 
 TEST(NcclDeadline, EndsAKernelThatWaitsForARankThatNeverComes) {
   if (!cuda_problem().empty()) GTEST_SKIP() << "*** SKIPPED: " << cuda_problem() << " ***";
-  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  let_ranks_share_a_gpu();
   ::setenv("NCCL_RUNTIME_CONNECT", "0", 1);  // or it would be the host that waits, to connect
   NcclProblem problem;
   std::atomic<bool> started = false, failed = false, freed = false;
