@@ -57,17 +57,20 @@ class RoundedOps {
     std::vector<std::int32_t> all(index(w.rows));
     std::iota(all.begin(), all.end(), 0);
     const auto weight = std::make_shared<std::vector<double>>(kernels::reference_embed(w, all).value);
-    std::vector<double> off(y.size());
+    const kernels::LinearModel model = arithmetic_.linear(w.dtype);
+    std::vector<double> off(y.size()), off_by_weights(y.size());
     for (Index row = 0; row < x.rows; ++row) {
       for (Index n = 0; n < w.rows; ++n) {
         const double *a = x.row(row), *b = weight->data() + n * w.cols;
-        double sum = 0, size = 0;
+        double sum = 0, size = 0, squares = 0;
         for (Index i = 0; i < w.cols; ++i) {
           sum += a[i] * b[i];
           size += std::fabs(a[i] * b[i]);
+          squares += a[i] * b[i] * a[i] * b[i];
         }
         y.at[index(row * w.rows + n)] = sum;
-        off[index(row * w.rows + n)] = arithmetic_.linear(w.dtype).unit_roundoff * size;
+        off[index(row * w.rows + n)] = model.unit_roundoff * size;
+        off_by_weights[index(row * w.rows + n)] = 0x1p-8 * std::sqrt(squares);  // one rounding of each
       }
     }
     tape_.back([&x, &y, weight] {
@@ -81,7 +84,8 @@ class RoundedOps {
         }
       }
     });
-    return kept(tape_.with_errors(y, std::move(off), kernels::linear_roundings(w)));
+    Value& summed = tape_.with_errors(y, std::move(off), kernels::linear_roundings(w, model));
+    return kept(model.weights_in_bfloat16 ? tape_.with_errors(summed, std::move(off_by_weights)) : summed);
   }
 
   // Always in float32, whatever is kept: one rounding more for that. Kept before the weight and after.

@@ -206,19 +206,22 @@ void expect_smallest_model(WeightFormat format, Way way) {
 
 TEST_F(LlamaCuda, SmallestModel) {
   expect_smallest_model(WeightFormat::kAsStored, Way::kOneByOne);
-  expect_smallest_model(WeightFormat::kInt8, Way::kBlocks);
+  expect_smallest_model(WeightFormat::kInt8, Way::kOneByOne);
 }
 
 // The prompt's products of matrices by cuBLASLt.
-TEST_F(LlamaCuda, SmallestModelWithProducts) { expect_smallest_model(WeightFormat::kAsStored, Way::kBlocks); }
+TEST_F(LlamaCuda, SmallestModelWithProducts) {
+  expect_smallest_model(WeightFormat::kAsStored, Way::kBlocks);
+  expect_smallest_model(WeightFormat::kInt8, Way::kBlocks);
+}
 
-// What is rounded on a GPU (docs/llama.md). A prompt's softmax weights lose more than those of a decoded token.
+// What is rounded on a GPU (docs/llama.md), of a prompt: a decoded token loses less, of softmax and of int8 weights.
 Arithmetic gpu_arithmetic(DType cache) {
   const bool narrow = cache != DType::kFloat32;
   kernels::Problem problem;
   problem.q.dtype = problem.k.dtype = problem.v.dtype = cache;
   Arithmetic result;
-  result.linear = kernels::cuda::linear_model;
+  result.linear = [](DType weights) { return kernels::cuda::linear_model(weights, kernels::Pass::kPrefill, 8); };
   result.attention = kernels::cuda::error_model(narrow ? "prefill" : "generic", problem);
   result.cached_bits = result.query_bits = testing_model::bits_of(cache);
   return result;

@@ -109,11 +109,11 @@ TEST_F(CudaModelOps, LinearIsWithinItsBound) {
         const std::vector<float> x = normal(rows * shape.cols), before = normal(rows * shape.rows);
         for (const Pass pass : kPasses) {
           const std::string what = name_of(dtype, shape, rows, pass);
-          expect_within(linear(w, x, pass), reference_linear(w.here, x, {}, cuda::linear_model(dtype)), what);
+          const LinearModel model = cuda::linear_model(dtype, pass, shape.rows);
+          expect_within(linear(w, x, pass), reference_linear(w.here, x, {}, model), what);
           const There x_there(*ops_, x), y(*ops_, before);
           ops_->linear(w.there, x_there.get(), rows, y.get(), true);
-          expect_within(y.back(rows * shape.rows), reference_linear(w.here, x, before, cuda::linear_model(dtype)),
-                        what + ", added");
+          expect_within(y.back(rows * shape.rows), reference_linear(w.here, x, before, model), what + ", added");
         }
       }
     }
@@ -140,14 +140,16 @@ TEST_F(CudaModelOps, Int8WeightsOfEveryKind) {
     w.there.data = data.get<void>();
     w.there.scales = scales.get();
     const std::vector<float> all = normal(16 * shape.cols);
-    std::vector<float> first;
-    for (std::int64_t rows = 1; rows <= 16; ++rows) {
-      const std::vector<float> x(all.begin(), all.begin() + rows * shape.cols);
-      const std::vector<float> y = linear(w, x, Pass::kDecode);
-      const std::string what = name_of(DType::kInt8, shape, rows, Pass::kDecode);
-      expect_within(y, reference_linear(w.here, x, {}, cuda::linear_model(DType::kInt8)), what);
-      EXPECT_TRUE(same_bits(y.data(), first.data(), first.size())) << what;  // of one row less
-      first = y;
+    for (const Pass pass : kPasses) {
+      std::vector<float> first;
+      for (std::int64_t rows = 1; rows <= 16; ++rows) {
+        const std::vector<float> x(all.begin(), all.begin() + rows * shape.cols);
+        const std::vector<float> y = linear(w, x, pass);
+        const std::string what = name_of(DType::kInt8, shape, rows, pass);
+        expect_within(y, reference_linear(w.here, x, {}, cuda::linear_model(DType::kInt8, pass, shape.rows)), what);
+        EXPECT_TRUE(same_bits(y.data(), first.data(), first.size())) << what;  // of one row less
+        first = y;
+      }
     }
   }
 }
@@ -158,7 +160,7 @@ TEST_F(CudaModelOps, RowsOfALinearMapDependOnNothingElse) {
   for (const DType dtype : kWeightTypes) {
     for (Shape shape : {Shape{152, 72}, Shape{67, 1031}, Shape{128, 2048}, Shape{1024, 4096}}) {
       shape.cols = accepted_cols(dtype, shape.cols);
-      const std::int64_t all = dtype == DType::kBFloat16 ? kAll : 40;
+      const std::int64_t all = dtype == DType::kBFloat16 || dtype == DType::kInt8 ? kAll : 40;
       const Weights w(*ops_, normal(shape.rows * shape.cols), dtype, shape.rows, shape.cols);
       std::vector<float> x = normal(all * shape.cols);
       x[index(7 * shape.cols + below(shape.cols))] = kNan;  // one row spoils itself only
@@ -188,7 +190,7 @@ TEST_F(CudaModelOps, LinearPassesOnWhatIsNotFinite) {
         std::vector<float> x = normal(rows * shape.cols);
         x[index((rows - 1) * shape.cols + below(shape.cols))] = bad;
         const std::vector<float> y = linear(w, x, Pass::kDecode);
-        expect_within(y, reference_linear(w.here, x, {}, cuda::linear_model(dtype)),
+        expect_within(y, reference_linear(w.here, x, {}, cuda::linear_model(dtype, Pass::kDecode, shape.rows)),
                       name_of(dtype, shape, rows, Pass::kDecode));
       }
     }
@@ -213,7 +215,7 @@ TEST_F(CudaModelOps, CallsThatDoSeveralThingsDoThemAlike) {
         const std::vector<float> x = normal(rows * hidden);
         const There x_there(*ops_, x), normed(*ops_, x), single(*ops_, x);
         // Where weights are streamed the size of a row is divided by after the map.
-        const bool streams = dtype == DType::kInt8 || (dtype == DType::kBFloat16 && pass == Pass::kDecode);
+        const bool streams = pass == Pass::kDecode && (dtype == DType::kInt8 || dtype == DType::kBFloat16);
         const auto norm_linear = [&](const There& from, const WeightMatrix& w, float* y) {
           if (streams) {
             const Projection one{w, y};
@@ -254,7 +256,7 @@ BoundedValues normalised_linear(const WeightMatrix& w, const std::vector<float>&
                                 float eps) {
   std::vector<float> scaled(x.size());
   for (std::size_t i = 0; i < x.size(); ++i) scaled[i] = x[i] * norm[i % norm.size()];
-  BoundedValues result = reference_linear(w, scaled, {}, cuda::linear_model(w.dtype));
+  BoundedValues result = reference_linear(w, scaled, {}, cuda::linear_model(w.dtype, Pass::kDecode, w.rows));
   for (std::size_t i = 0; i < result.value.size(); ++i) {
     const std::size_t row = i / index(w.rows);
     double squares = 0;

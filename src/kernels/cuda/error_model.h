@@ -40,13 +40,14 @@ inline ErrorModel error_model(std::string_view kernel, const Problem& problem) {
   return model;
 }
 
-// The same of linear maps (model_ops.h).
-inline LinearModel linear_model(DType weights) {
+// The same of linear maps (model_ops.h) with so many outputs.
+inline LinearModel linear_model(DType weights, Pass pass, std::int64_t outputs) {
   LinearModel model;
   if (weights == DType::kBFloat16 || weights == DType::kInt8) {
     model.activations = Activations::kBFloat16;
     model.unit_roundoff = 0x1p-22;
     model.flushes_subnormals = true;  // what tensor cores do with them is not documented
+    model.weights_in_bfloat16 = weights == DType::kInt8 && pass == Pass::kPrefill && outputs % 8 == 0;
   }
   return model;
 }

@@ -24,6 +24,8 @@ void add(BoundedValues& to, double value, double bound, bool may_overflow) {
                                            : 1.01 * bound);
 }
 
+double to_bfloat16(double x) { return base::bfloat16_to_float(base::float_to_bfloat16(static_cast<float>(x))); }
+
 double weight_at(const WeightMatrix& w, std::int64_t row, std::int64_t col) {
   const std::int64_t at = row * w.cols + col;
   const auto* element = static_cast<const std::byte*>(w.data) + index(at) * dtype_size(w.dtype);
@@ -39,15 +41,16 @@ double weight_at(const WeightMatrix& w, std::int64_t row, std::int64_t col) {
 // activations are bfloat16 a group's products are exact and their sum is not (as many more), and only the weights have
 // scales. One more for adding to y, and one for BF16 instructions, which round a product before they add it to its
 // neighbour.
-double linear_roundings(const WeightMatrix& w) {
-  const std::int64_t terms = w.dtype == DType::kInt8 ? w.cols / w.group + kWeightGroup : w.cols;
+double linear_roundings(const WeightMatrix& w, const LinearModel& model) {
+  const bool by_groups = w.dtype == DType::kInt8 && !model.weights_in_bfloat16;
+  const std::int64_t terms = by_groups ? w.cols / w.group + kWeightGroup : w.cols;
   return static_cast<double>(terms + 3);
 }
 
 std::vector<double> rounded_activations(std::span<const float> row, Activations activations) {
   std::vector<double> result(row.begin(), row.end());
   if (activations == Activations::kBFloat16) {
-    for (double& x : result) x = base::bfloat16_to_float(base::float_to_bfloat16(static_cast<float>(x)));
+    for (double& x : result) x = to_bfloat16(x);
   }
   if (activations == Activations::kInt8Groups) {
     for (std::size_t begin = 0; begin < row.size(); begin += kWeightGroup) {
@@ -72,12 +75,13 @@ BoundedValues reference_linear(const WeightMatrix& w, std::span<const float> x, 
       const double start = before.empty() ? 0.0 : before[row * index(w.rows) + index(n)];
       double sum = start, size = std::fabs(start), floor = 0.0;
       for (std::int64_t col = 0; col < w.cols; ++col) {
-        const double a = rounded[index(col)], b = weight_at(w, n, col);
+        const double a = rounded[index(col)], weight = weight_at(w, n, col);
+        const double b = model.weights_in_bfloat16 ? to_bfloat16(weight) : weight;
         sum += a * b;
         size += std::fabs(a * b);
         floor += 3 * kTiny * model.unit_roundoff + lost * (3 + std::fabs(a) + std::fabs(b));
       }
-      add(result, sum, linear_roundings(w) * model.unit_roundoff * size + floor, size > kNearOverflow);
+      add(result, sum, linear_roundings(w, model) * model.unit_roundoff * size + floor, size > kNearOverflow);
     }
   }
   return result;

@@ -20,15 +20,16 @@ struct BoundedValues {
 // What the bound has to know of the backend it judges.
 struct LinearModel {
   Activations activations = Activations::kFloat32;
-  double unit_roundoff = 0x1p-24;   // of its multiplications and additions
-  bool flushes_subnormals = false;  // factors and results below 2^-126 may count as zero
+  double unit_roundoff = 0x1p-24;    // of its multiplications and additions
+  bool flushes_subnormals = false;   // factors and results below 2^-126 may count as zero
+  bool weights_in_bfloat16 = false;  // int8 weights times their scales are rounded to it first
 };
 
 // A row of activations after that rounding.
 std::vector<double> rounded_activations(std::span<const float> row, Activations activations);
 
 // Most roundings that a term of the sum goes through.
-double linear_roundings(const WeightMatrix& w);
+double linear_roundings(const WeightMatrix& w, const LinearModel& model);
 double rms_norm_roundings(std::int64_t dim);
 // Of gate / (1 + exp(-gate)) * up, relative.
 double swiglu_relative_error(double gate);

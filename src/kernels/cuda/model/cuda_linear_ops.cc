@@ -52,7 +52,13 @@ std::uint16_t* CudaModelOps::rounded_copy(const float* x, std::int64_t rows, std
 void CudaModelOps::linear_rounded(Kernel kernel, const WeightMatrix& w, const StreamedRows& x, std::int64_t rows,
                                   float* y, bool add, const float* next_norm) {
   if (kernel == Kernel::kProduct) {
-    const auto* weights = static_cast<const std::uint16_t*>(w.data);
+    const std::uint16_t* weights = static_cast<const std::uint16_t*>(w.data);
+    if (w.dtype == DType::kInt8) {
+      const auto bytes = static_cast<std::size_t>(w.rows * w.cols) * sizeof(std::uint16_t);
+      auto* unpacked = static_cast<std::uint16_t*>(scratch(unpacked_, bytes));
+      unpack_weights(w, unpacked, queue_);
+      weights = unpacked;
+    }
     return product_.multiply(weights, x.rounded, rows, w.rows, w.cols, y, add, queue_.stream);
   }
   const StreamedMap map = map_of(w, y);

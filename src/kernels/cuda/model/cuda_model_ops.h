@@ -66,8 +66,12 @@ class CudaModelOps final : public ModelOps {
   // How the rows of a matrix are computed in this pass.
   enum class Kernel { kStream, kProduct, kPlain };
   Kernel kernel_of(const WeightMatrix& w) const {
+    // For a product int8 weights are unpacked. That takes 512 MiB at most: only matrices of logits have more, whose
+    // rows are few.
+    constexpr std::int64_t kMostUnpacked = 1 << 28;
     if (!can_stream(w)) return Kernel::kPlain;
-    const bool multiplies = pass_ == Pass::kPrefill && w.dtype == DType::kBFloat16 && w.rows % 8 == 0;
+    const bool multiplies =
+        pass_ == Pass::kPrefill && w.rows % 8 == 0 && (w.dtype == DType::kBFloat16 || w.rows * w.cols <= kMostUnpacked);
     return multiplies ? Kernel::kProduct : Kernel::kStream;
   }
   // Whether one launch may have both.
@@ -122,7 +126,7 @@ class CudaModelOps final : public ModelOps {
   std::vector<std::int32_t> tokens_;     // of the pass
   std::vector<std::int64_t> positions_;  // that angles_ are of
   std::vector<double> frequencies_;      // the same
-  DeviceBuffer frequencies_there_, angles_, rounded_, normalised_, squares_, activated_;
+  DeviceBuffer frequencies_there_, angles_, rounded_, normalised_, squares_, activated_, unpacked_;
   std::int64_t generation_ = 0;  // of these buffers: what was recorded holds their addresses
   Ready ready_;
   std::vector<std::int64_t> seen_;

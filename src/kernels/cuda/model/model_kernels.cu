@@ -66,6 +66,26 @@ __global__ void round_kernel(const float* x, std::int64_t count, std::uint16_t* 
   if (i < count) y[i] = base::float_to_bfloat16(x[i]);
 }
 
+// 16 weights a thread; a group has more.
+__global__ void unpack_kernel(const uint4* weights, const float* scales, int group, std::int64_t count, uint4* to) {
+  const std::int64_t i = thread_number();
+  if (i >= count) return;
+  const uint4 packed = weights[i];
+  const float scale = scales[i * 16 / group];
+  std::uint32_t pairs[8];
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const std::uint32_t word = k < 2 ? packed.x : k < 4 ? packed.y : k < 6 ? packed.z : packed.w;
+    const auto rounded = [&](int byte) {
+      return std::uint32_t{
+          base::float_to_bfloat16(static_cast<float>(static_cast<signed char>(word >> 8 * byte)) * scale)};
+    };
+    pairs[k] = rounded(k % 2 * 2) | rounded(k % 2 * 2 + 1) << 16;
+  }
+  to[2 * i] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  to[2 * i + 1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+}
+
 __global__ void angles_kernel(const std::int64_t* positions, const double* frequencies, std::int64_t rows,
                               std::int64_t half, float* angles) {
   const std::int64_t i = thread_number();
@@ -133,6 +153,14 @@ void scale_rows(const float* x, const float* weight, std::int64_t rows, std::int
 void to_bfloat16(const float* x, std::int64_t count, std::uint16_t* y, const Queue& queue) {
   if (count == 0) return;
   start_dependent(round_kernel, blocks_for(count), kThreads, queue.overlaps, queue.stream, "rounding", x, count, y);
+}
+
+void unpack_weights(const WeightMatrix& w, std::uint16_t* to, const Queue& queue) {
+  static_assert(kWeightGroup % 16 == 0);
+  const std::int64_t count = w.rows * w.cols / 16;
+  start_dependent(unpack_kernel, blocks_for(count), kThreads, false, queue.stream, "weights",
+                  static_cast<const uint4*>(w.data), w.scales, static_cast<int>(w.group), count,
+                  reinterpret_cast<uint4*>(to));
 }
 
 void fill_angles(const std::int64_t* positions, const double* frequencies, std::int64_t rows, std::int64_t half,

@@ -36,6 +36,9 @@ void scale_rows(const float* x, const float* weight, std::int64_t rows, std::int
 // Rounded to nearest.
 void to_bfloat16(const float* x, std::int64_t count, std::uint16_t* y, const Queue& queue);
 
+// to [w.rows, w.cols]: int8 weights times their scales, rounded to bfloat16. For matrices that can_stream takes.
+void unpack_weights(const WeightMatrix& w, std::uint16_t* to, const Queue& queue);
+
 // angles [rows, 2, half]: cosines, then sines, of position * frequency in double precision.
 void fill_angles(const std::int64_t* positions, const double* frequencies, std::int64_t rows, std::int64_t half,
                  float* angles, const Queue& queue);
