@@ -8,10 +8,11 @@
 #include "treeattn/state.h"
 
 // Without this, std::fma on a baseline x86-64 build is a library call per element. The clones give the same bits: the
-// fused multiply-adds are explicit and nothing is reassociated.
+// fused multiply-adds are explicit and nothing is reassociated. Named by what they need: one that is named by a
+// processor is chosen on just that model, and all later ones are left with the calls.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
-#define TREEATTN_FMA_CLONES __attribute__((target_clones("default", "arch=haswell", "arch=skylake-avx512"), flatten))
+#define TREEATTN_FMA_CLONES __attribute__((target_clones("default", "fma", "avx512f"), flatten))
 #else
 #define TREEATTN_FMA_CLONES
 #endif
