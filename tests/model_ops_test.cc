@@ -85,7 +85,7 @@ struct Shape {
 };
 // One element; odd sizes; more than one block of weights (64 rows) and of depth (1024 columns).
 constexpr Shape kShapes[] = {{1, 1}, {3, 5}, {4, 8}, {7, 31}, {13, 100}, {66, 130}, {11, 1031}, {9, 2060}};
-constexpr std::int64_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 24, 33};
+constexpr std::int64_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 18, 19, 24, 33};
 
 std::string name_of(DType dtype, Shape shape, std::int64_t rows) {
   return std::string(dtype_name(dtype)) + " [" + std::to_string(shape.rows) + ", " + std::to_string(shape.cols) +
@@ -219,7 +219,7 @@ TEST_P(ModelOpsTest, LinearPassesOnWhatIsNotFinite) {
     std::vector<float> values = noise_.normal(shape.rows * shape.cols);
     for (float& value : values) value = std::fabs(value) + 0.5f;  // nothing becomes 0, and 0 * inf is another matter
     const Weights w(values, dtype, shape.rows, shape.cols);
-    for (const std::int64_t rows : {1, 2, 9}) {
+    for (const std::int64_t rows : {1, 2, 9, 17}) {
       for (const float bad : {kNan, kInf, -kInf}) {
         std::vector<float> x = noise_.normal(rows * shape.cols);
         x[index((rows - 1) * shape.cols + noise_.below(shape.cols))] = bad;

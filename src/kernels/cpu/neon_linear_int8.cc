@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear maps with int8 weights by SDOT (one row of x) and SMMLA (more). Each group of 32 elements of x is quantised to
-// int8, so the sum over a group is an exact integer, whichever instruction makes it. The groups are added one after the
-// other: sum = fma(integer, scale of x * scale of the weights, sum).
-#include <arm_neon.h>
-
-#include "kernels/cpu/linear_loops.h"
+// Linear maps with int8 weights by SDOT (one row of x) and SMMLA (more).
+#include "kernels/cpu/neon_linear_int8.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {
@@ -12,8 +8,12 @@ namespace {
 
 using linear_loops::put;
 using linear_loops::smaller;
+using neon::bytes_at;
+using neon::floats_at;
+using neon::fresh_zero;
+using neon::kGroup;
+using neon::quantize_group;
 
-constexpr std::int64_t kGroup = 32;
 constexpr int kTileRows = 8;   // of x, in pairs
 constexpr int kPanelRows = 4;  // of weights, in pairs: integers and floats of an 8x4 block fill 16 registers
 constexpr int kPanels = kLinearBlock / kPanelRows;
@@ -29,45 +29,9 @@ std::size_t tile_bytes(std::int64_t cols) {
   return (static_cast<std::size_t>(cols / kGroup * kPairBytes * kTileRows / 2) + 63) / 64 * 64;
 }
 
-const std::int8_t* bytes_at(const std::byte* p) { return reinterpret_cast<const std::int8_t*>(p); }
-const float* floats_at(const std::byte* p) { return reinterpret_cast<const float*>(p); }
-
-// As base::quantize_row_int8 does it; returns the scale.
-float quantize_group(const float* x, std::int8_t* out) {
-  float32x4_t value[8], largest = vdupq_n_f32(0.0f);
-  TREEATTN_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    value[i] = vld1q_f32(x + 4 * i);
-    largest = vmaxq_f32(largest, vabsq_f32(value[i]));  // NaN if one is
-  }
-  const float most = vmaxvq_f32(largest);
-  if (!(most <= __FLT_MAX__)) {
-    __builtin_memset(out, 0, kGroup);
-    return __builtin_nanf("");
-  }
-  float scale = most / 127.0f;
-  if (most == 0.0f) scale = 1.0f;
-  if (scale == 0.0f) scale = __FLT_DENORM_MIN__;
-  const float32x4_t divisor = vdupq_n_f32(scale);
-  int16x4_t narrow[8];
-  TREEATTN_UNROLL
-  for (int i = 0; i < 8; ++i) narrow[i] = vqmovn_s32(vcvtnq_s32_f32(vdivq_f32(value[i], divisor)));
-  TREEATTN_UNROLL
-  for (int i = 0; i < 8; i += 2) {
-    vst1_s8(out + 4 * i, vmax_s8(vqmovn_s16(vcombine_s16(narrow[i], narrow[i + 1])), vdup_n_s8(-127)));
-  }
-  return scale;
-}
-
 // One row: its bytes, then its scales. More: groups as above.
 void pack_tile(const float* x, int rows, std::int64_t cols, std::byte* packed) {
-  if (rows == 1) {
-    float* scales = reinterpret_cast<float*>(packed + cols);
-    for (std::int64_t col = 0; col < cols; col += kGroup) {
-      scales[col / kGroup] = quantize_group(x + col, reinterpret_cast<std::int8_t*>(packed + col));
-    }
-    return;
-  }
+  if (rows == 1) return neon::pack_row(x, cols, packed);
   const int pairs = (rows + 1) / 2;
   std::byte* out = packed;
   for (std::int64_t col = 0; col < cols; col += kGroup, out += pairs * kPairBytes) {
@@ -79,92 +43,6 @@ void pack_tile(const float* x, int rows, std::int64_t cols, std::byte* packed) {
       scales[0] = scales[1] = scale;
     }
   }
-}
-
-// Zero by an instruction that takes no vector pipe. Compilers copy a register of zeros instead, which takes one.
-int32x4_t fresh_zero() {
-  int32x4_t zero;
-  asm volatile("movi %0.2d, #0" : "=w"(zero));
-  return zero;
-}
-
-// Sums over one group: element n for row n of four.
-template <int N>
-int32x4_t group_sums(int8x16_t x0, int8x16_t x1, const std::int8_t* const (&w)[N], std::int64_t col) {
-  int32x4_t sums[4];
-  TREEATTN_UNROLL
-  for (int n = 0; n < 4; ++n) {
-    const std::int8_t* row = w[n < N ? n : 0] + col;
-    sums[n] = vdotq_s32(vdotq_s32(fresh_zero(), x0, vld1q_s8(row)), x1, vld1q_s8(row + 16));
-  }
-  return vpaddq_s32(vpaddq_s32(sums[0], sums[1]), vpaddq_s32(sums[2], sums[3]));
-}
-
-// x has to stay in the first-level cache while four rows of weights go through it. With more than this many columns it
-// is the least recently used of all before its turn comes again, and would be read from the second level, which costs a
-// fifth of the rate. So it is used four times as often: once more a quarter, a half and three quarters of a row ahead.
-// Only a load counts, a prefetch does not.
-constexpr std::int64_t kTouchFromCols = 4096;
-
-void touch(const std::int8_t* x, std::int64_t col, std::int64_t cols) {
-  TREEATTN_UNROLL
-  for (int quarter = 1; quarter < 4; ++quarter) {
-    const std::int64_t ahead = col + quarter * (cols / 4);
-    const volatile std::int8_t* line = x + (ahead < cols ? ahead : ahead - cols);
-    static_cast<void>(*line);
-  }
-}
-
-// One row of x against N (1 or 4) rows of weights, as they lie.
-template <int N>
-void multiply_row(const LinearArgs& args, std::int64_t first, std::int64_t distance) {
-  const std::int64_t groups = args.cols / kGroup;
-  const std::int8_t* x = bytes_at(args.x);
-  const float* x_scales = floats_at(args.x + args.cols);
-  const std::int8_t* w[N];
-  const float* scales[N];
-  TREEATTN_UNROLL
-  for (int n = 0; n < N; ++n) {
-    w[n] = bytes_at(args.w) + (first + n * distance) * args.cols;
-    scales[n] = args.scales + (first + n * distance) * groups;
-  }
-  float32x4_t sum = vdupq_n_f32(0.0f);
-  const auto add_group = [&](std::int64_t g, float32x4_t scale) __attribute__((always_inline)) {
-    const std::int64_t col = g * kGroup;
-    const int32x4_t integers = group_sums<N>(vld1q_s8(x + col), vld1q_s8(x + col + 16), w, col);
-    sum = vfmaq_f32(sum, vcvtq_f32_s32(integers), scale);
-  };
-  std::int64_t g = 0;
-  for (; N == 4 && g + 4 <= groups; g += 4) {
-    // Scales of four groups of four rows, turned round: one vector per group.
-    const float32x4_t a = vld1q_f32(scales[0] + g), b = vld1q_f32(scales[1 % N] + g);
-    const float32x4_t c = vld1q_f32(scales[2 % N] + g), d = vld1q_f32(scales[3 % N] + g);
-    const float64x2_t ab0 = vreinterpretq_f64_f32(vzip1q_f32(a, b)), ab1 = vreinterpretq_f64_f32(vzip2q_f32(a, b));
-    const float64x2_t cd0 = vreinterpretq_f64_f32(vzip1q_f32(c, d)), cd1 = vreinterpretq_f64_f32(vzip2q_f32(c, d));
-    const float32x4_t of_x = vld1q_f32(x_scales + g);
-    if (args.cols > kTouchFromCols) {
-      touch(x, g * kGroup, args.cols);
-      touch(x, g * kGroup + 64, args.cols);
-    }
-    add_group(g, vmulq_laneq_f32(vreinterpretq_f32_f64(vzip1q_f64(ab0, cd0)), of_x, 0));
-    add_group(g + 1, vmulq_laneq_f32(vreinterpretq_f32_f64(vzip2q_f64(ab0, cd0)), of_x, 1));
-    add_group(g + 2, vmulq_laneq_f32(vreinterpretq_f32_f64(vzip1q_f64(ab1, cd1)), of_x, 2));
-    add_group(g + 3, vmulq_laneq_f32(vreinterpretq_f32_f64(vzip2q_f64(ab1, cd1)), of_x, 3));
-  }
-  for (; g < groups; ++g) {
-    float32x4_t scale = vdupq_n_f32(0.0f);
-    scale = vsetq_lane_f32(scales[0][g], scale, 0);
-    if constexpr (N == 4) {
-      scale = vsetq_lane_f32(scales[1][g], scale, 1);
-      scale = vsetq_lane_f32(scales[2][g], scale, 2);
-      scale = vsetq_lane_f32(scales[3][g], scale, 3);
-    }
-    add_group(g, vmulq_n_f32(scale, x_scales[g]));
-  }
-  float out[4];
-  vst1q_f32(out, sum);
-  TREEATTN_UNROLL
-  for (int n = 0; n < N; ++n) put(args.y + first + n * distance, out[n], args.add);
 }
 
 // A group of four rows of weights: blocks of every step for both pairs, and scales.
@@ -321,8 +199,9 @@ void multiply_few(const LinearArgs& args) {
 }
 
 void multiply_single(const LinearArgs& args) {
-  linear_loops::for_each_stream_step(
-      args, [&]<int N>(std::int64_t first, std::int64_t distance) { multiply_row<N>(args, first, distance); });
+  linear_loops::for_each_stream_step(args, [&]<int N>(std::int64_t first, std::int64_t distance) {
+    neon::multiply_rows<1, N>(args, 0, first, distance);
+  });
 }
 
 void multiply(const LinearArgs& args) {

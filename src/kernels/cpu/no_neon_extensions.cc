@@ -11,5 +11,7 @@ void use_neon_bf16_prefill(CpuTarget&) {}
 void use_neon_f32_prefill(CpuTarget&) {}
 void use_neon_linear_bf16(ModelKernels&) {}
 void use_neon_linear_int8(ModelKernels&) {}
+void use_neon_dot_linear_floats(ModelKernels&) {}
+void use_neon_dot_linear_int8(ModelKernels&) {}
 
 }  // namespace treeattn::kernels
