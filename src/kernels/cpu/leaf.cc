@@ -273,8 +273,10 @@ void LeafWorker::fold_tile(Tile& tile, const Tile* next) {
 }
 
 // What is fetched ahead, and when: the first half of the values while their keys are scored, the second half and the
-// next tile's keys while values are summed, which takes about twice as long. With many rows, which use a tile whole
-// from the start, all values and all keys.
+// next tile's keys while values are summed, which takes about twice as long. With rows that use a tile whole from the
+// start, all values and all keys.
+bool LeafWorker::takes_whole_tiles() const { return many_rows_ || rows_ >= v_ops_.whole_tiles_from_rows; }
+
 Ahead LeafWorker::ahead_of(const KvView& view, const std::byte* const* rows, int rows_per_four) const {
   const std::int64_t row_bytes = view.head_dim * static_cast<std::int64_t>(dtype_size(view.dtype));
   return {rows, rows_of(view, rows).head_bytes, rows_per_four, to_int(row_bytes)};
@@ -290,7 +292,7 @@ void LeafWorker::score_keys(const Tile& tile) {
   args.tokens = tile.tokens;
   args.k = rows_of(problem_.k, tile.k);
   args.logits = logits_;
-  if (tile.tokens == kTileTokens) args.ahead = ahead_of(problem_.v, tile.v, many_rows_ ? 4 : 2);
+  if (tile.tokens == kTileTokens) args.ahead = ahead_of(problem_.v, tile.v, takes_whole_tiles() ? 4 : 2);
   const std::byte* promoted[kTileTokens];
   if (promote_k_) args.k = promote(problem_.k, args.k, args.tokens, promoted);
   k_ops_.dot(args);
@@ -307,7 +309,9 @@ void LeafWorker::sum_values(const Tile& tile, const Tile* next) {
   args.tokens = tile.tokens;
   args.v = rows_of(problem_.v, tile.v);
   args.o = o_;
-  if (tile.tokens == kTileTokens && !many_rows_) args.ahead[0] = ahead_of(problem_.v, tile.v + kTileTokens / 2, 2);
+  if (tile.tokens == kTileTokens && !takes_whole_tiles()) {
+    args.ahead[0] = ahead_of(problem_.v, tile.v + kTileTokens / 2, 2);
+  }
   if (tile.tokens == kTileTokens && next && next->tokens == kTileTokens) {
     args.ahead[1] = ahead_of(problem_.k, next->k, 4);
   }

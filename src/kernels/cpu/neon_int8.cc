@@ -1,68 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // int8 K and V with the I8MM matrix instruction: SMMLA multiplies a 2x8 by an 8x2 block of bytes into 2x2 integers, and
-// converts nothing. The other factor must be int8 too, so it is cut into two byte limbs of a fixed-point number:
-//   - a query row, relative to its largest element (16 bits: query_error below);
-//   - the weights of a tile, relative to the largest of the row (16 bits: weight_floor below).
-// The sums over a tile are exact integers.
+// converts nothing. The other factor must be int8 too, so it is cut into limbs (neon_int8.h).
 //
 // Compiled with flags for these extensions and used only where the processor has them: no inline function of a shared
 // header may be instantiated here, or the linker could give this copy to everybody.
 #include <arm_neon.h>
 
+#include "kernels/cpu/neon_int8.h"
 #include "kernels/cpu/neon_loops.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {
 namespace {
 
+using neon::FixedPoint;
 using neon::kTokens;
+using neon::PackedHeader;
 using neon::SoonByKeys;
 using neon::SoonByValues;
 
-// Packed queries of a head: rows, then the unit of each row's fixed point, then for every row and every 8 dims the 2x8
-// block {low limbs; high limbs} that SMMLA takes.
-struct PackedHeader {
-  int rows;
-  int padding[15];
-};
-
-std::size_t unit_bytes(int rows) { return (static_cast<std::size_t>(rows) * sizeof(float) + 63) / 64 * 64; }
-
-std::size_t packed_query_bytes(int rows, int dim) {
-  return sizeof(PackedHeader) + unit_bytes(rows) +
-         static_cast<std::size_t>(rows) * 2 * static_cast<std::size_t>((dim + 15) / 16 * 16);
-}
-
-const float* row_units(const PackedHeader* header) { return reinterpret_cast<const float*>(header + 1); }
-const std::int8_t* limb_blocks(const PackedHeader* header) {
-  return reinterpret_cast<const std::int8_t*>(header + 1) + unit_bytes(header->rows);
-}
-
-void pack_queries(const float* q, DType, int rows, int dim, void* packed) {
-  PackedHeader* header = static_cast<PackedHeader*>(packed);
-  header->rows = rows;
-  float* units = const_cast<float*>(row_units(header));
-  std::int8_t* blocks = const_cast<std::int8_t*>(limb_blocks(header));
-  __builtin_memset(blocks, 0, packed_query_bytes(rows, dim) - sizeof(PackedHeader) - unit_bytes(rows));
-  constexpr double kLargest = 127.0 * 256.0;
-  for (int r = 0; r < rows; ++r) {
-    double largest = 0.0;
-    for (int d = 0; d < dim; ++d) {
-      const double x = __builtin_fabs(static_cast<double>(q[r * dim + d]));
-      largest = x > largest || x != x ? x : largest;
-    }
-    // NaN or infinite: the unit says so, and the leaf is computed again without limbs.
-    units[r] = static_cast<float>(largest / kLargest);
-    const bool usable = largest > 0.0 && largest < 1e300;
-    for (int d = 0; d < dim && usable; ++d) {
-      const int steps = static_cast<int>(__builtin_rint(static_cast<double>(q[r * dim + d]) / largest * kLargest));
-      const int low = ((steps + 128) & 255) - 128;
-      std::int8_t* block = blocks + (r * (dim / 8) + d / 8) * 16;
-      block[d % 8] = static_cast<std::int8_t>(low);
-      block[8 + d % 8] = static_cast<std::int8_t>((steps - low) / 256);
-    }
-  }
-}
+constexpr int kDims = 8;  // of a query in one block
 
 int8x16_t pair_of(const std::byte* a, const std::byte* b) {
   return vcombine_s8(vld1_s8(reinterpret_cast<const std::int8_t*>(a)),
@@ -128,12 +85,10 @@ void dot_limbs(const std::int8_t* q, int dim, const std::byte* const* k, std::pt
   }
 }
 
-// The limbs' exact sums, put together: exact too, as both limbs of all dims stay below 2^31.
 void join_limbs(const std::int32_t* sums, float unit, float* logits) {
   TREEATTN_UNROLL
   for (int t = 0; t < kTokens; t += 4) {
-    const int32x4_t low = vld1q_s32(sums + t), high = vld1q_s32(sums + kTokens + t);
-    vst1q_f32(logits + t, vmulq_n_f32(vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high, 8), low)), unit));
+    vst1q_f32(logits + t, vmulq_n_f32(neon::joined(vld1q_s32(sums + kTokens + t), vld1q_s32(sums + t)), unit));
   }
 }
 
@@ -141,10 +96,10 @@ template <int R>
 void dot_rows(const PackedHeader* header, int r, int dim, const std::byte* const* k, std::ptrdiff_t offset,
               const SoonByKeys& soon, float* logits) {
   alignas(16) std::int32_t sums[2 * R * kTokens];
-  dot_limbs<R>(limb_blocks(header) + 2 * r * dim, dim, k, offset, soon, sums);
+  dot_limbs<R>(neon::row_limbs<kDims>(header, r, dim), dim, k, offset, soon, sums);
   TREEATTN_UNROLL
   for (int i = 0; i < R; ++i) {
-    join_limbs(sums + 2 * i * kTokens, row_units(header)[r + i], logits + (r + i) * kTileTokens);
+    join_limbs(sums + 2 * i * kTokens, neon::row_units(header)[r + i], logits + (r + i) * kTileTokens);
   }
 }
 
@@ -218,34 +173,10 @@ void accumulate_tokens(const int8x16_t (&w)[R], const std::byte* const* rows, in
   }
 }
 
-// What brings a row's weights to 16 bits, and back. Two steps up where the weights are too small for one.
-struct FixedPoint {
-  float first;  // weight * first * second is at most 32512 in size
-  float second;
-  float unit;  // one step is worth this
-};
-
-FixedPoint fixed_point_of(const float* weights, int tokens) {
-  float32x4_t most = vdupq_n_f32(0.0f);
-  int t = 0;
-  for (; t + 4 <= tokens; t += 4) most = vmaxq_f32(most, vabsq_f32(vld1q_f32(weights + t)));  // NaN stays
-  for (; t < tokens; ++t) most = vmaxq_f32(most, vdupq_n_f32(__builtin_fabsf(weights[t])));
-  const float largest = vmaxvq_f32(most);
-  if (largest == 0.0f) return {0.0f, 0.0f, 0.0f};
-  constexpr float kLargest = 32512.0f;  // 127 * 256
-  const float first = largest < 0x1p-60f ? 0x1p80f : 1.0f;
-  return {first, kLargest / (largest * first), largest / kLargest};
-}
-
 // Weights of 8 tokens as the 2x8 block {high limbs; low limbs}.
 TREEATTN_FORCE_INLINE inline int8x16_t limbs_of(const float* weights, const FixedPoint& fixed) {
-  const auto to_fixed = [&](const float* x) {
-    return vcvtnq_s32_f32(vmulq_n_f32(vmulq_n_f32(vld1q_f32(x), fixed.first), fixed.second));
-  };
-  const int16x8_t steps = vcombine_s16(vqmovn_s32(to_fixed(weights)), vqmovn_s32(to_fixed(weights + 4)));
-  const int8x8_t high = vrshrn_n_s16(steps, 8);  // (steps + 128) >> 8: the low limb fits a signed byte
-  const int8x8_t low = vmovn_s16(vsubq_s16(steps, vshll_n_s8(high, 8)));
-  return vcombine_s8(high, low);
+  const int16x8_t steps = neon::steps_of(weights, fixed);
+  return zip1_64(neon::high_limbs(steps, steps), neon::low_limbs(steps, steps));
 }
 
 template <int R>
@@ -316,15 +247,14 @@ void accumulate_fours(const AccumulateArgs& args, const FixedPoint* fixed) {
 }
 
 // The tile's integers into the floats, and zero again.
-void fold_integers(float unit, float shrink, int dim, float* sums) {
+void fold_integers(const FixedPoint& fixed, float shrink, int dim, float* sums) {
   std::int32_t* integers = integers_of(sums, dim);
   const int32x4_t zero = vdupq_n_s32(0);
   for (int d = 0; d < dim; d += 4) {
     const int64x2_t a = vreinterpretq_s64_s32(vld1q_s32(integers + 2 * d));
     const int64x2_t b = vreinterpretq_s64_s32(vld1q_s32(integers + 2 * d + 4));
     const int32x4_t high = vreinterpretq_s32_s64(vzip1q_s64(a, b)), low = vreinterpretq_s32_s64(vzip2q_s64(a, b));
-    const float32x4_t sum = vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high, 8), low));
-    vst1q_f32(sums + d, vfmaq_n_f32(vmulq_n_f32(vld1q_f32(sums + d), shrink), sum, unit));
+    neon::add_tile(high, low, fixed, shrink, sums + d);
     vst1q_s32(integers + 2 * d, zero);
     vst1q_s32(integers + 2 * d + 4, zero);
   }
@@ -333,7 +263,7 @@ void fold_integers(float unit, float shrink, int dim, float* sums) {
 void accumulate(const AccumulateArgs& args) {
   const int all = args.heads * args.rows;
   FixedPoint fixed[kMaxRowsPerCall];
-  for (int i = 0; i < all; ++i) fixed[i] = fixed_point_of(args.weights + i * kTileTokens, args.tokens);
+  for (int i = 0; i < all; ++i) fixed[i] = neon::fixed_point_of(args.weights + i * kTileTokens, args.tokens);
   if (takes_many_tokens(args)) {
     accumulate_fours(args, fixed);
   } else {
@@ -341,20 +271,20 @@ void accumulate(const AccumulateArgs& args) {
       accumulate_rows<R>(args, fixed + h * args.rows, t, h, r, soon);
     });
   }
-  for (int i = 0; i < all; ++i) fold_integers(fixed[i].unit, args.shrink[i], args.dim, args.o + i * 3 * args.dim);
+  for (int i = 0; i < all; ++i) fold_integers(fixed[i], args.shrink[i], args.dim, args.o + i * 3 * args.dim);
 }
 
 }  // namespace
 
 void use_neon_int8(CpuTarget& target) {
   TileOps& ops = target.ops[static_cast<int>(DType::kInt8)];
-  ops.packed_query_bytes = packed_query_bytes;
-  ops.pack_queries = pack_queries;
+  ops.packed_query_bytes = neon::packed_query_bytes;
+  ops.pack_queries = neon::pack_queries<kDims>;
   ops.dot = dot;
   ops.accumulate = accumulate;
   ops.sum_floats = sum_floats;
-  ops.query_error = 0x1p-15;
-  ops.weight_floor = 0x1p-15;
+  ops.query_error = neon::kQueryError;
+  ops.weight_floor = neon::kWeightFloor;
 }
 
 }  // namespace treeattn::kernels

@@ -20,6 +20,8 @@ void use_neon_int8(CpuTarget& target);
 void use_neon_bf16_prefill(CpuTarget& target);
 // Multiply-adds by a lane for float32, and what becomes float32, where many rows share a head; has_neon_dot() is enough.
 void use_neon_f32_prefill(CpuTarget& target);
+// Where there is no I8MM: SDOT for int8 K and V, if has_neon_dot().
+void use_neon_dot_int8(CpuTarget& target);
 // The same for linear maps, by type of the weights: BFMMLA, and SDOT and SMMLA.
 void use_neon_linear_bf16(ModelKernels& kernels);
 void use_neon_linear_int8(ModelKernels& kernels);

@@ -112,6 +112,9 @@ struct TileOps {
   double weight_error;   // relative error of a float32 weight as accumulate uses it
   double query_error;    // error of a query's element as dot uses it, relative to the row's largest
   double weight_floor;   // error of a weight as accumulate uses it, relative to the tile's largest
+  // From so many rows a head on, accumulate takes all tokens of a head before those of the next: what it reads has to
+  // be fetched while keys are scored.
+  int whole_tiles_from_rows = kPromoteFromRows;
   // Runs the products of dot and accumulate at full rate, limbs and all; returns the flops of attention done. Null
   // where they are float32 multiply-adds.
   double (*product_burst)(long iterations) = nullptr;

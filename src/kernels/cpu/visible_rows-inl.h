@@ -57,7 +57,7 @@ HWY_INLINE float32x4_t fresh(const float32x4_t& constant) {
 
 // x -> 2^(factor x - m), tokens of them, a multiple of four; returns the sum. The polynomial is exp2_weight's. With
 // scales, x is first multiplied by the key's, and what is left in its place by the value's: a scale of 1 changes no
-// bits.
+// bits. Four vectors at a time: a processor that holds back few instructions does not overlap one with the next.
 template <bool kKeyScales, bool kValueScales>
 float weigh_visible(float factor, float m, const float* key_scales, const float* value_scales, float* x, int tokens) {
   const float32x4_t a1 = vdupq_n_f32(merge::kExp2A1), a2 = vdupq_n_f32(merge::kExp2A2);
@@ -66,26 +66,38 @@ float weigh_visible(float factor, float m, const float* key_scales, const float*
   const float32x4_t a5 = vdupq_n_f32(merge::kExp2A5), shifter = vdupq_n_f32(merge::kExp2Shifter);
   const float32x4_t factors = vdupq_n_f32(factor);
   float32x4_t sum = vdupq_n_f32(0.0f);
-  for (int t = 0; t < tokens; t += 4) {
-    float32x4_t logits = vld1q_f32(x + t);
-    if (kKeyScales) logits = vmulq_f32(logits, vld1q_f32(key_scales + t));
-    const float32x4_t y = vfmaq_f32(fresh(minus_m), logits, factors);
-    const float32x4_t shifted = vaddq_f32(y, shifter);
-    const float32x4_t f = vsubq_f32(y, vsubq_f32(shifted, shifter));
-    float32x4_t p = vfmaq_f32(fresh(a4), a5, f);
-    p = vfmaq_f32(fresh(a3), p, f);
-    p = vfmaq_f32(fresh(a2), p, f);
-    p = vfmaq_f32(fresh(a1), p, f);
-    p = vfmaq_f32(fresh(one), p, f);
-    const uint32x4_t exponent = vshlq_n_u32(vreinterpretq_u32_f32(shifted), 23);
-    p = vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(p), exponent));
-    sum = vaddq_f32(sum, p);
-    if (kValueScales) {  // what vanishes becomes -0, as in weigh
-      p = vmulq_f32(p, vld1q_f32(value_scales + t));
-      p = vbslq_f32(vceqzq_f32(p), vdupq_n_f32(-0.0f), p);
-    }
-    vst1q_f32(x + t, p);
-  }
+  const auto weigh = [&]<int N>(int t) HWY_ATTR {
+    float32x4_t f[N], shifted[N], p[N];
+    const auto each = [](const auto& body) HWY_ATTR {
+      body(0);
+      if constexpr (N == 4) body(1), body(2), body(3);
+    };
+    each([&](int i) HWY_ATTR {
+      float32x4_t logits = vld1q_f32(x + t + 4 * i);
+      if (kKeyScales) logits = vmulq_f32(logits, vld1q_f32(key_scales + t + 4 * i));
+      const float32x4_t y = vfmaq_f32(fresh(minus_m), logits, factors);
+      shifted[i] = vaddq_f32(y, shifter);
+      f[i] = vsubq_f32(y, vsubq_f32(shifted[i], shifter));
+    });
+    each([&](int i) HWY_ATTR { p[i] = vfmaq_f32(fresh(a4), a5, f[i]); });
+    each([&](int i) HWY_ATTR { p[i] = vfmaq_f32(fresh(a3), p[i], f[i]); });
+    each([&](int i) HWY_ATTR { p[i] = vfmaq_f32(fresh(a2), p[i], f[i]); });
+    each([&](int i) HWY_ATTR { p[i] = vfmaq_f32(fresh(a1), p[i], f[i]); });
+    each([&](int i) HWY_ATTR { p[i] = vfmaq_f32(fresh(one), p[i], f[i]); });
+    each([&](int i) HWY_ATTR {
+      const uint32x4_t exponent = vshlq_n_u32(vreinterpretq_u32_f32(shifted[i]), 23);
+      p[i] = vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(p[i]), exponent));
+      sum = vaddq_f32(sum, p[i]);
+      if (kValueScales) {  // what vanishes becomes -0, as in weigh
+        p[i] = vmulq_f32(p[i], vld1q_f32(value_scales + t + 4 * i));
+        p[i] = vbslq_f32(vceqzq_f32(p[i]), vdupq_n_f32(-0.0f), p[i]);
+      }
+      vst1q_f32(x + t + 4 * i, p[i]);
+    });
+  };
+  int t = 0;
+  for (; t + 16 <= tokens; t += 16) weigh.template operator()<4>(t);
+  for (; t < tokens; t += 4) weigh.template operator()<1>(t);
   return vaddvq_f32(sum);
 }
 #else

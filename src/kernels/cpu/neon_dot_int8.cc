@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+// int8 K and V where there is SDOT but no I8MM: SDOT adds the products of four bytes to each of four integers. Keys are
+// multiplied as they lie; values are turned so that four bytes are four tokens of one column. Limbs and sums are those
+// of neon_int8.h, and so the bits are those of neon_int8.cc.
+//
+// Such processors wait for what comes late: it looks as if few vector instructions can be held back before nothing is
+// taken in any more, loads included. So what is multiplied is loaded (and turned) one step ahead, in an order that is
+// pinned, and rows are brought from memory long before they are wanted.
+//
+// Compiled with flags for these extensions and used only where the processor has them: no inline function of a shared
+// header may be instantiated here, or the linker could give this copy to everybody.
+#include <arm_neon.h>
+
+#include "kernels/cpu/neon_int8.h"
+#include "kernels/cpu/neon_loops.h"
+#include "kernels/cpu/targets.h"
+
+namespace treeattn::kernels {
+namespace {
+
+using neon::FixedPoint;
+using neon::PackedHeader;
+
+constexpr int kDims = 16;        // of a key or a query in one register
+constexpr int kWholeRows = 4;    // from so many rows a head on, values are summed over a whole tile head by head
+constexpr int kPartTokens = 16;  // else so many tokens at a time, with all heads of those
+constexpr int kFours = kTileTokens / 4;
+
+// Brings rows into the second level, in the order in which memory is fastest: four rows side by side, which belong to
+// four streams, each from its first head to its last.
+class Fetcher {
+ public:
+  TREEATTN_FORCE_INLINE Fetcher(const Ahead& first, const Ahead& second, int heads, int steps)
+      : now_(rows_of(first, heads)), then_(rows_of(second, heads)) {
+    const auto fetches = [](const Rows& rows) {
+      return (rows.end - rows.next) / 4 * ((rows.bytes + kBytes - 1) / kBytes);
+    };
+    fetches_ = static_cast<int>(fetches(now_) + fetches(then_)), steps_ = steps;
+    if (now_.next == now_.end) now_ = then_, then_.next = then_.end;
+  }
+
+  // To be called so many times as were said to be steps.
+  TREEATTN_FORCE_INLINE void step() {
+    for (due_ += fetches_; due_ >= steps_; due_ -= steps_) {
+      if (now_.next == now_.end) return;
+      TREEATTN_UNROLL
+      for (int r = 0; r < 4; ++r) {
+        __builtin_prefetch(now_.next[r] + offset_, 0, 2);
+        __builtin_prefetch(now_.next[r] + offset_ + 64, 0, 2);
+      }
+      offset_ += kBytes;
+      if (offset_ < now_.bytes) continue;
+      offset_ = 0;
+      now_.next += 4;
+      if (now_.next == now_.end) now_ = then_, then_.next = then_.end;
+    }
+  }
+
+ private:
+  static constexpr int kBytes = 128;  // of a row at a time: two lines
+  struct Rows {
+    const std::byte* const* next = nullptr;
+    const std::byte* const* end = nullptr;
+    std::ptrdiff_t bytes = 0;  // of all heads
+  };
+
+  TREEATTN_FORCE_INLINE static Rows rows_of(const Ahead& ahead, int heads) {
+    if (!ahead.rows || (heads > 1 && ahead.head_bytes != ahead.row_bytes)) return {};
+    return {ahead.rows, ahead.rows + kFours * ahead.rows_per_four, heads * std::ptrdiff_t{ahead.row_bytes}};
+  }
+
+  Rows now_, then_;
+  std::ptrdiff_t offset_ = 0;
+  int fetches_, steps_, due_ = 0;  // a step brings its share of all fetches
+};
+
+// Zero by an instruction that takes no vector pipe. Compilers copy a register of zeros instead, which takes one.
+int32x4_t fresh_zero() {
+  int32x4_t zero;
+  asm volatile("movi %0.2d, #0" : "=w"(zero));
+  return zero;
+}
+
+// Keeps the compiler from moving what gave x to where x is used.
+int8x16_t pinned(int8x16_t x) {
+  asm volatile("" : "+w"(x));
+  return x;
+}
+
+int8x16_t load16(const std::byte* p) { return vld1q_s8(reinterpret_cast<const std::int8_t*>(p)); }
+int8x16_t load8(const std::byte* p) {
+  return vcombine_s8(vld1_s8(reinterpret_cast<const std::int8_t*>(p)), vdup_n_s8(0));
+}
+
+// The sums of the lanes of four vectors.
+int32x4_t sums_of(const int32x4_t* x) { return vpaddq_s32(vpaddq_s32(x[0], x[1]), vpaddq_s32(x[2], x[3])); }
+
+// Rows of queries: their limbs begin at q, `stride` apart.
+struct Queries {
+  const std::int8_t* q;
+  int stride;
+  int dim;
+  const float* units;
+};
+
+// R rows against T keys.
+template <int R, int T>
+void dot_block(const Queries& queries, const std::byte* const* k, std::ptrdiff_t offset, float* logits) {
+  int32x4_t low[R][T], high[R][T];
+  const std::byte* row[T];
+  TREEATTN_UNROLL
+  for (int t = 0; t < T; ++t) {
+    row[t] = k[t] + offset;
+    TREEATTN_UNROLL
+    for (int i = 0; i < R; ++i) low[i][t] = fresh_zero(), high[i][t] = fresh_zero();
+  }
+  struct Limbs {
+    int8x16_t low[R], high[R];
+  };
+  const auto limbs_at = [&](int d) {
+    Limbs out;
+    TREEATTN_UNROLL
+    for (int i = 0; i < R; ++i) {
+      const std::int8_t* block = queries.q + i * queries.stride + 2 * d;
+      out.low[i] = pinned(vld1q_s8(block)), out.high[i] = pinned(vld1q_s8(block + kDims));
+    }
+    return out;
+  };
+  const auto add = [&](int8x16_t key, const Limbs& limbs, int t) {
+    TREEATTN_UNROLL
+    for (int i = 0; i < R; ++i) {
+      low[i][t] = vdotq_s32(low[i][t], key, limbs.low[i]);
+      high[i][t] = vdotq_s32(high[i][t], key, limbs.high[i]);
+    }
+  };
+  const int whole = queries.dim / kDims * kDims;
+  if (whole > 0) {
+    int8x16_t keys[T];
+    TREEATTN_UNROLL
+    for (int t = 0; t < T; ++t) keys[t] = load16(row[t]);
+    Limbs now = limbs_at(0), next;
+    // Multiplies what is loaded, and loads what comes at d.
+    const auto step = [&](const Limbs& with, Limbs& then, int d) {
+      then = limbs_at(d);
+      TREEATTN_UNROLL
+      for (int t = 0; t < T; ++t) {
+        add(keys[t], with, t);
+        keys[t] = pinned(load16(row[t] + d));
+      }
+    };
+    int d = kDims;
+    for (; d + kDims < whole; d += 2 * kDims) {
+      step(now, next, d);
+      step(next, now, d + kDims);
+    }
+    if (d < whole) {
+      step(now, next, d);
+      now = next;
+    }
+    TREEATTN_UNROLL
+    for (int t = 0; t < T; ++t) add(keys[t], now, t);
+  }
+  if (whole < queries.dim) {
+    const Limbs last = limbs_at(whole);
+    TREEATTN_UNROLL
+    for (int t = 0; t < T; ++t) add(load8(row[t] + whole), last, t);
+  }
+  TREEATTN_UNROLL
+  for (int i = 0; i < R; ++i) {
+    TREEATTN_UNROLL
+    for (int t = 0; t < T; t += 4) {
+      const float32x4_t sums = neon::joined(sums_of(high[i] + t), sums_of(low[i] + t));
+      vst1q_f32(logits + i * kTileTokens + t, vmulq_n_f32(sums, queries.units[i]));
+    }
+  }
+}
+
+void dot(const DotArgs& args) {
+  const int blocks = (args.tokens + neon::kTokens - 1) / neon::kTokens;
+  Fetcher fetcher(args.ahead, {}, args.heads, blocks * args.heads * ((args.rows + 1) / 2));
+  neon::for_each_key_block(args, 1, [&](const std::byte* const* k, int h, int t, const neon::SoonByKeys&) {
+    const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
+    const PackedHeader* header = reinterpret_cast<const PackedHeader*>(q);
+    Queries queries = {neon::row_limbs<kDims>(header, 0, args.dim), neon::limb_bytes<kDims>(args.dim), args.dim,
+                       neon::row_units(header)};
+    const std::ptrdiff_t offset = h * args.k.head_bytes;
+    float* logits = args.logits + h * args.rows * kTileTokens + t;
+    int r = 0;
+    for (; r + 2 <= args.rows; r += 2) {
+      fetcher.step();
+      dot_block<2, 4>(queries, k, offset, logits);
+      dot_block<2, 4>(queries, k + 4, offset, logits + 4);
+      queries.q += 2 * queries.stride, queries.units += 2, logits += 2 * kTileTokens;
+    }
+    if (r == args.rows) return;
+    fetcher.step();
+    dot_block<1, neon::kTokens>(queries, k, offset, logits);
+  });
+}
+
+// The weights of a tile for R rows, one or two, as SDOT takes them: for each four tokens the limbs {high, low} of one
+// row and of the other. Zero for missing tokens.
+template <int R>
+void split_weights(const float* weights, int tokens, const FixedPoint* fixed, std::int8_t* limbs) {
+  for (int t = 0; t < kTileTokens; t += 16) {
+    int32x4_t high[R], low[R];
+    TREEATTN_UNROLL
+    for (int i = 0; i < R; ++i) {
+      float filled[16];
+      const float* from = weights + i * kTileTokens + t;
+      if (t + 16 > tokens) {
+        for (int j = 0; j < 16; ++j) filled[j] = t + j < tokens ? from[j] : 0.0f;
+        from = filled;
+      }
+      const int16x8_t a = neon::steps_of(from, fixed[i]), b = neon::steps_of(from + 8, fixed[i]);
+      high[i] = vreinterpretq_s32_s8(neon::high_limbs(a, b)), low[i] = vreinterpretq_s32_s8(neon::low_limbs(a, b));
+    }
+    std::int32_t* to = reinterpret_cast<std::int32_t*>(limbs + t * 2 * R);
+    if constexpr (R == 1) {
+      vst2q_s32(to, (int32x4x2_t{high[0], low[0]}));
+    } else {
+      vst4q_s32(to, (int32x4x4_t{high[0], low[0], high[1], low[1]}));
+    }
+  }
+}
+
+// Four tokens of C columns, turned: four bytes are the tokens of one column.
+template <int C>
+struct Turned {
+  int8x16_t columns[C / 4];
+};
+
+int8x16_t zip1_16(int8x16_t x, int8x16_t y) {
+  return vreinterpretq_s8_s16(vzip1q_s16(vreinterpretq_s16_s8(x), vreinterpretq_s16_s8(y)));
+}
+int8x16_t zip2_16(int8x16_t x, int8x16_t y) {
+  return vreinterpretq_s8_s16(vzip2q_s16(vreinterpretq_s16_s8(x), vreinterpretq_s16_s8(y)));
+}
+
+template <int C>
+TREEATTN_FORCE_INLINE inline Turned<C> turn(const std::byte* const* rows, int d) {
+  int8x16_t v[4];
+  TREEATTN_UNROLL
+  for (int i = 0; i < 4; ++i) v[i] = C == 16 ? load16(rows[i] + d) : load8(rows[i] + d);
+  Turned<C> out;
+  int8x16_t a = vzip1q_s8(v[0], v[1]), b = vzip1q_s8(v[2], v[3]);
+  out.columns[0] = pinned(zip1_16(a, b)), out.columns[1] = pinned(zip2_16(a, b));
+  if constexpr (C == 16) {
+    a = vzip2q_s8(v[0], v[1]), b = vzip2q_s8(v[2], v[3]);
+    out.columns[2] = pinned(zip1_16(a, b)), out.columns[3] = pinned(zip2_16(a, b));
+  }
+  return out;
+}
+
+// Sums of a row: dim floats, then the integers of the tile at work between its parts: for every four columns {high
+// limbs, low limbs}.
+int sum_floats(int dim) { return 3 * dim; }
+std::int32_t* integers_of(float* sums, int dim) { return reinterpret_cast<std::int32_t*>(sums + dim); }
+
+// What tokens of a tile, a part of it or all, are multiplied with, for R rows.
+struct Rows {
+  const std::int8_t* limbs;  // two rows' of the whole tile, then those of the next two
+  const FixedPoint* fixed;
+  const float* shrink;
+  int dim;
+  float* sums;
+};
+
+// Which part of a tile.
+enum class Part { kWhole, kFirst, kMiddle, kLast };
+
+// C columns, from d on, of the tokens of a part, an even number of fours, for R rows. `now` are the first four tokens,
+// and then those at next_d.
+template <int R, int C, Part kPart>
+TREEATTN_FORCE_INLINE inline void sum_columns(const std::byte* const* v, int fours, const Rows& rows, int d, int next_d,
+                                              Turned<C>& now) {
+  constexpr bool kBegins = kPart == Part::kWhole || kPart == Part::kFirst;
+  constexpr bool kEnds = kPart == Part::kWhole || kPart == Part::kLast;
+  constexpr int kVectors = C / 4;
+  const int dim = rows.dim, stride = sum_floats(dim);  // stores could be to rows, for all the compiler knows
+  float* const sums = rows.sums;
+  const std::int8_t* const limbs = rows.limbs;
+  int32x4_t high[R][kVectors], low[R][kVectors];
+  TREEATTN_UNROLL
+  for (int i = 0; i < R; ++i) {
+    const std::int32_t* from = integers_of(sums + i * stride, dim) + 2 * d;
+    TREEATTN_UNROLL
+    for (int c = 0; c < kVectors; ++c) {
+      high[i][c] = kBegins ? fresh_zero() : vld1q_s32(from + 8 * c);
+      low[i][c] = kBegins ? fresh_zero() : vld1q_s32(from + 8 * c + 4);
+    }
+  }
+  const auto add = [&](const Turned<C>& x, int four) {
+    if constexpr (R == 1) {
+      const int8x8_t w = vld1_s8(limbs + 8 * four);
+      TREEATTN_UNROLL
+      for (int c = 0; c < kVectors; ++c) {
+        high[0][c] = vdotq_lane_s32(high[0][c], x.columns[c], w, 0);
+        low[0][c] = vdotq_lane_s32(low[0][c], x.columns[c], w, 1);
+      }
+    } else {
+      TREEATTN_UNROLL
+      for (int i = 0; i < R; i += 2) {
+        const int8x16_t w = vld1q_s8(limbs + 2 * i * kTileTokens + 16 * four);
+        TREEATTN_UNROLL
+        for (int c = 0; c < kVectors; ++c) {
+          high[i][c] = vdotq_laneq_s32(high[i][c], x.columns[c], w, 0);
+          low[i][c] = vdotq_laneq_s32(low[i][c], x.columns[c], w, 1);
+          high[i + 1][c] = vdotq_laneq_s32(high[i + 1][c], x.columns[c], w, 2);
+          low[i + 1][c] = vdotq_laneq_s32(low[i + 1][c], x.columns[c], w, 3);
+        }
+      }
+    }
+  };
+  int four = 0;
+  for (; four + 2 < fours; four += 2) {
+    const Turned<C> next = turn<C>(v + 4 * four + 4, d);
+    add(now, four);
+    now = turn<C>(v + 4 * four + 8, d);
+    add(next, four + 1);
+  }
+  const Turned<C> last = turn<C>(v + 4 * four + 4, d);
+  add(now, four);
+  now = turn<C>(v, next_d);
+  add(last, four + 1);
+  TREEATTN_UNROLL
+  for (int i = 0; i < R; ++i) {
+    float* of_row = sums + i * stride;
+    std::int32_t* to = integers_of(of_row, dim) + 2 * d;
+    const FixedPoint fixed = kEnds ? rows.fixed[i] : FixedPoint{};
+    const float shrink = kEnds ? rows.shrink[i] : 0.0f;
+    TREEATTN_UNROLL
+    for (int c = 0; c < kVectors; ++c) {
+      if constexpr (kEnds) {
+        neon::add_tile(high[i][c], low[i][c], fixed, shrink, of_row + d + 4 * c);
+      } else {
+        vst1q_s32(to + 8 * c, high[i][c]), vst1q_s32(to + 8 * c + 4, low[i][c]);
+      }
+    }
+  }
+}
+
+// The rows of values that are next, for the first level: the same tokens of the next head, or else the next tokens.
+struct Next {
+  const std::byte* const* rows;
+  std::ptrdiff_t offset;
+
+  // After `count` tokens from t on of head h, whose rows are `own`: they stand in where nothing is known to come.
+  Next(const AccumulateArgs& args, int t, int count, int h, const std::byte* const* own) : rows(own), offset(0) {
+    if (args.tokens != kTileTokens) return;
+    if (h + 1 < args.heads) {
+      rows = args.v.rows + t, offset = (h + 1) * args.v.head_bytes;
+    } else if (t + count < args.tokens) {
+      rows = args.v.rows + t + count;
+    }
+  }
+
+  // For T tokens, while C columns from d on are worked on: the share that brings every line once.
+  template <int T, int C>
+  TREEATTN_FORCE_INLINE void fetch(int d) const {
+    constexpr int kLine = 64, kRows = T * C / kLine;
+    const int in_line = d % kLine;
+    TREEATTN_UNROLL
+    for (int i = 0; i < kRows; ++i) __builtin_prefetch(rows[in_line / C * kRows + i] + offset + (d - in_line), 0, 3);
+  }
+};
+
+// R rows with as many columns at a time as there are registers for.
+template <int R>
+constexpr int kColumns = R == 4 ? 8 : 16;
+
+template <int R, Part kPart>
+void sum_part(const std::byte* const* v, int fours, const Rows& rows, const Next& next, Fetcher& fetcher) {
+  constexpr int kTokens = kPart == Part::kWhole ? kTileTokens : kPartTokens;
+  const int steps = kPart == Part::kWhole ? fours : kPartTokens / 4;
+  constexpr int C = kColumns<R>;
+  int d = 0;
+  if (C <= rows.dim) {
+    Turned<C> now = turn<C>(v, 0);
+    for (; d + C <= rows.dim; d += C) {
+      fetcher.step();
+      next.fetch<kTokens, C>(d);
+      sum_columns<R, C, kPart>(v, steps, rows, d, d + 2 * C <= rows.dim ? d + C : d, now);
+    }
+  }
+  if (C > 8 && d < rows.dim) {
+    Turned<8> now = turn<8>(v, d);
+    sum_columns<R, 8, kPart>(v, steps, rows, d, d, now);
+  }
+}
+
+template <int R>
+void sum_rows(Part part, const std::byte* const* v, int fours, const Rows& rows, const Next& next, Fetcher& fetcher) {
+  if (part == Part::kWhole) return sum_part<R, Part::kWhole>(v, fours, rows, next, fetcher);
+  if constexpr (R < kWholeRows) {
+    if (part == Part::kFirst) return sum_part<R, Part::kFirst>(v, fours, rows, next, fetcher);
+    if (part == Part::kMiddle) return sum_part<R, Part::kMiddle>(v, fours, rows, next, fetcher);
+    sum_part<R, Part::kLast>(v, fours, rows, next, fetcher);
+  }
+}
+
+void accumulate(const AccumulateArgs& args) {
+  FixedPoint fixed[kMaxRowsPerCall];
+  std::int8_t limbs[kMaxRowsPerCall * 2 * kTileTokens];
+  for (int h = 0; h < args.heads; ++h) {
+    int r = h * args.rows;
+    const int end = r + args.rows;
+    for (int i = r; i < end; ++i) fixed[i] = neon::fixed_point_of(args.weights + i * kTileTokens, args.tokens);
+    for (; r + 2 <= end; r += 2) {
+      split_weights<2>(args.weights + r * kTileTokens, args.tokens, fixed + r, limbs + 2 * r * kTileTokens);
+    }
+    if (r < end) split_weights<1>(args.weights + r * kTileTokens, args.tokens, fixed + r, limbs + 2 * r * kTileTokens);
+  }
+  const bool whole = args.rows >= kWholeRows || args.tokens <= kPartTokens;
+  const int part_tokens = whole ? kTileTokens : kPartTokens;
+  const int parts = (args.tokens + part_tokens - 1) / part_tokens;
+  const int columns = args.rows >= 4 ? kColumns<4> : kColumns<1>;
+  Fetcher fetcher(args.ahead[0], args.ahead[1], args.heads,
+                  parts * args.heads * ((args.rows + 3) / 4) * ((args.dim + columns - 1) / columns));
+  for (int t = 0; t < args.tokens; t += part_tokens) {
+    const bool first = t == 0, last = t + part_tokens >= args.tokens;
+    const Part part = first ? (last ? Part::kWhole : Part::kFirst) : last ? Part::kLast : Part::kMiddle;
+    const int left = args.tokens - t < part_tokens ? args.tokens - t : part_tokens;
+    const int fours = (left + 7) / 8 * 2;
+    for (int h = 0; h < args.heads; ++h) {
+      // Missing tokens have weights of 0, and no byte is infinite: any row will do.
+      const std::byte* v[kTileTokens];
+      for (int i = 0; i < part_tokens; ++i) v[i] = args.v.rows[t + (i < left ? i : left - 1)] + h * args.v.head_bytes;
+      const Next next(args, t, part_tokens, h, v);
+      const auto take = [&]<int R>(int r) {
+        const Rows rows = {limbs + 2 * r * kTileTokens + (R == 1 ? 2 : 4) * t, fixed + r, args.shrink + r, args.dim,
+                           args.o + r * sum_floats(args.dim)};
+        sum_rows<R>(part, v, fours, rows, next, fetcher);
+      };
+      int r = h * args.rows;
+      const int end = r + args.rows;
+      for (; r + 4 <= end; r += 4) take.template operator()<4>(r);
+      for (; r + 2 <= end; r += 2) take.template operator()<2>(r);
+      if (r < end) take.template operator()<1>(r);
+    }
+  }
+}
+
+}  // namespace
+
+void use_neon_dot_int8(CpuTarget& target) {
+  TileOps& ops = target.ops[static_cast<int>(DType::kInt8)];
+  ops.packed_query_bytes = neon::packed_query_bytes;
+  ops.pack_queries = neon::pack_queries<kDims>;
+  ops.dot = dot;
+  ops.accumulate = accumulate;
+  ops.sum_floats = sum_floats;
+  ops.query_error = neon::kQueryError;
+  ops.weight_floor = neon::kWeightFloor;
+  ops.whole_tiles_from_rows = kWholeRows;
+}
+
+}  // namespace treeattn::kernels
