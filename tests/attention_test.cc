@@ -241,6 +241,7 @@ const Spoil kSpoils[] = {
      0},
     {"infinite_query", nullptr, [](CaseData& c, float) { c.set_q(0, 1, 0, 3, kInf); }, -1},
     {"infinite_value", nullptr, [](CaseData& c, float) { c.set_v(0, 3, 1, 0, kInf); }, 0},
+    {"infinite_value_last_of_four", nullptr, [](CaseData& c, float) { c.set_v(0, 50, 1, 0, -kInf); }, 0},
     {"infinite_values_of_both_signs", nullptr,
      [](CaseData& c, float) {
        c.set_v(0, 3, 1, 0, kInf);

@@ -33,7 +33,7 @@ bool has_sve_256() {
   const int answer = prctl(kSveGetVectorLength);
   return answer >= 0 && (answer & 0xffff) == 32;
 }
-bool has_neon_dot() { return has_neon() && hwcap(20); }                                   // ASIMDDP
+bool has_neon_dot() { return has_neon() && hwcap(20) && hwcap(10); }                      // ASIMDDP, ASIMDHP
 bool has_neon_bf16() { return has_neon_dot() && hwcap2(14) && hwcap2(13) && hwcap(23); }  // BF16, I8MM, ASIMDFHM
 bool has_amx() { return false; }
 bool has_avx512_bf16() { return false; }

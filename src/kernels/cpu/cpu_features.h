@@ -13,7 +13,7 @@ bool has_sse4();         // with AES and PCLMUL, as Highway takes it
 bool has_sve();
 bool has_sve_256();    // SVE with vectors of exactly 256 bits
 bool has_neon();       // with AES, as Highway takes it
-bool has_neon_dot();   // NEON with DOTPROD
+bool has_neon_dot();   // NEON with DOTPROD and FP16
 bool has_neon_bf16();  // NEON with BF16, I8MM, DOTPROD and FP16FML
 bool always_available();
 

@@ -46,8 +46,8 @@ std::vector<const CpuTarget*> improved_targets(const CpuTarget& plain) {
   if (name == "NEON") {
     all = {improved_target<use_neon_bf16, use_neon_bf16_prefill, use_neon_f32_prefill, use_neon_f16, use_neon_int8,
                            use_neon_linear_bf16, use_neon_linear_int8>(plain, "NEON_BF16", has_neon_bf16),
-           improved_target<use_neon_f32_prefill, use_neon_dot_int8, use_neon_dot_linear_floats, use_neon_dot_linear_int8>(
-               plain, "NEON_DOT", has_neon_dot)};
+           improved_target<use_neon_f32_prefill, use_neon_dot_widen, use_neon_dot_int8, use_neon_dot_linear_floats,
+                           use_neon_dot_linear_int8>(plain, "NEON_DOT", has_neon_dot)};
   }
   if (name == "AVX512") {
     all = {improved_target<use_amx_linear_bf16, use_amx_linear_int8>(plain, "AMX", has_amx),

@@ -11,6 +11,7 @@
 #include <arm_neon.h>
 
 #include "kernels/cpu/neon_loops.h"
+#include "kernels/cpu/neon_scaling.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {
@@ -39,20 +40,8 @@ const float16_t* limb_rows(const PackedHeader* header) {
   return reinterpret_cast<const float16_t*>(reinterpret_cast<const std::byte*>(header + 1) + scale_bytes(header->rows));
 }
 
-float power_of_two(int exponent) {
-  const std::uint32_t bits = static_cast<std::uint32_t>(exponent + 127) << 23;
-  float x;
-  __builtin_memcpy(&x, &bits, 4);
-  return x;
-}
-
-// The exponent k with largest * 2^k in [2^14, 2^15), held within what keeps the sums in range.
-int scaling_exponent(float largest, int least, int most) {
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, &largest, 4);
-  const int k = 14 - (static_cast<int>(bits >> 23 & 0xff) - 127);
-  return k < least ? least : k > most ? most : k;
-}
+// Where the largest number of a row is brought to, to fit float16: [2^14, 2^15).
+constexpr int kLargestExponent = 14;
 
 void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed) {
   PackedHeader* header = static_cast<PackedHeader*>(packed);
@@ -61,15 +50,11 @@ void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed
   float* scales = const_cast<float*>(row_scales(header));
   float16_t* limbs = const_cast<float16_t*>(limb_rows(header));
   for (int r = 0; r < rows; ++r) {
-    float largest = 0.0f;
+    const float largest = neon::largest_of(q + r * dim, dim);
+    const int k = header->limbs == 1 ? 0 : neon::scaling_exponent(largest, kLargestExponent, -100, 100);
+    scales[r] = neon::power_of_two(-k);
     for (int d = 0; d < dim; ++d) {
-      const float x = __builtin_fabsf(q[r * dim + d]);
-      largest = x > largest ? x : largest;
-    }
-    const int k = header->limbs == 1 ? 0 : scaling_exponent(largest, -100, 100);
-    scales[r] = power_of_two(-k);
-    for (int d = 0; d < dim; ++d) {
-      const float x = q[r * dim + d] * power_of_two(k);
+      const float x = q[r * dim + d] * neon::power_of_two(k);
       const float16_t high = static_cast<float16_t>(x);
       const float rest = x - static_cast<float>(high);
       limbs[r * header->limbs * dim + d] = high;
@@ -292,7 +277,7 @@ float scale_of(const float* weights, int tokens) {
   for (; t + 4 <= tokens; t += 4) largest = vmaxq_f32(largest, vabsq_f32(vld1q_f32(weights + t)));
   float m = vmaxvq_f32(largest);
   for (; t < tokens; ++t) m = __builtin_fabsf(weights[t]) > m ? __builtin_fabsf(weights[t]) : m;
-  return power_of_two(scaling_exponent(m, -40, 40));
+  return neon::power_of_two(neon::scaling_exponent(m, kLargestExponent, -40, 40));
 }
 
 void accumulate(const AccumulateArgs& args) {

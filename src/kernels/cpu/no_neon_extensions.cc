@@ -10,6 +10,7 @@ void use_neon_int8(CpuTarget&) {}
 void use_neon_bf16_prefill(CpuTarget&) {}
 void use_neon_f32_prefill(CpuTarget&) {}
 void use_neon_dot_int8(CpuTarget&) {}
+void use_neon_dot_widen(CpuTarget&) {}
 void use_neon_linear_bf16(ModelKernels&) {}
 void use_neon_linear_int8(ModelKernels&) {}
 void use_neon_dot_linear_floats(ModelKernels&) {}

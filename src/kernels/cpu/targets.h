@@ -18,10 +18,13 @@ void use_neon_f16(CpuTarget& target);
 void use_neon_int8(CpuTarget& target);
 // After use_neon_bf16, whose errors it takes over: the same instructions where many rows share a head.
 void use_neon_bf16_prefill(CpuTarget& target);
-// Multiply-adds by a lane for float32, and what becomes float32, where many rows share a head; has_neon_dot() is enough.
+// Multiply-adds by a lane for float32, and what becomes float32, where many rows share a head; has_neon_dot() is
+// enough.
 void use_neon_f32_prefill(CpuTarget& target);
 // Where there is no I8MM: SDOT for int8 K and V, if has_neon_dot().
 void use_neon_dot_int8(CpuTarget& target);
+// Decode in bfloat16, float16 and float32 by float32 multiply-adds; has_neon_dot() is enough.
+void use_neon_dot_widen(CpuTarget& target);
 // The same for linear maps, by type of the weights: BFMMLA, and SDOT and SMMLA.
 void use_neon_linear_bf16(ModelKernels& kernels);
 void use_neon_linear_int8(ModelKernels& kernels);
