@@ -323,6 +323,7 @@ void add_many_rows(Builder& list) {
     c.heads = 6;
     c.tokens = 205;
     c.causal = true;
+    c.sinks = shape.kv == kFloat32;
     c.order = {128, 2};
     list.add("many_rows", c);
   }

@@ -9,7 +9,8 @@
 // comes last, are to sums 2^-7 as large.
 #include "kernels/cpu/neon_bf16.h"
 
-#include "kernels/cpu/neon_prefill.h"
+#include "kernels/cpu/fetch_share.h"
+#include "kernels/cpu/neon_loops.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {
@@ -144,7 +145,7 @@ void dot(const DotArgs& args) {
   const PackedHeader* header = reinterpret_cast<const PackedHeader*>(args.q);
   const Words* q = reinterpret_cast<const Words*>(header + 1);
   for (int r = 0; r < args.rows; r += kRows, q += kRows * header->limbs * args.dim) {
-    neon::fetch_share<kRows>(args.ahead, r, args.rows);
+    fetch_share<kRows>(args.ahead, r, args.rows);
     for (int t = 0; t < args.tokens; t += kTokens) {
       dot_block(q, header->limbs, keys + t * args.dim, args.dim, args.rows - r, args.logits + r * kTileTokens + t);
     }
@@ -210,7 +211,7 @@ void accumulate(const AccumulateArgs& args) {
   alignas(64) Words weights[2 * kTileTokens * kRows];
   pack_values(args, values);
   for (int r = 0; r < args.rows; r += kRows) {
-    for (const Ahead& ahead : args.ahead) neon::fetch_share<kRows>(ahead, r, args.rows);
+    for (const Ahead& ahead : args.ahead) fetch_share<kRows>(ahead, r, args.rows);
     pack_weights(args, r, weights);
     for (int c = 0; c < args.dim; c += kColumns) {
       sum_block(weights, values + c / kColumns * kTokenSteps * kStep, args.tokens, args.rows - r, args.shrink + r,

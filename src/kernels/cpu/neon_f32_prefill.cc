@@ -4,7 +4,8 @@
 // query or of a weight, from a lane, nothing has to be added up across lanes or copied into all of them, and 4 rows by
 // 16 tokens (columns) in 16 registers need one load for three multiply-adds. A row's bits do not depend on the rows it
 // is worked on with: every sum is one chain, in the order of the dimensions or of the tokens.
-#include "kernels/cpu/neon_prefill.h"
+#include "kernels/cpu/fetch_share.h"
+#include "kernels/cpu/neon_loops.h"
 #include "kernels/cpu/neon_vectors.h"
 #include "kernels/cpu/targets.h"
 
@@ -111,7 +112,7 @@ void dot(const DotArgs& args) {
   alignas(64) float keys[kTileTokens * kMaxHeadDim];
   pack_keys(args, keys);
   for (int r = 0; r < args.rows; r += kRows) {
-    neon::fetch_share<kRows>(args.ahead, r, args.rows);
+    fetch_share<kRows>(args.ahead, r, args.rows);
     const Rows q(reinterpret_cast<const float*>(args.q) + r * args.dim, args.dim, args.rows - r);
     for (int t = 0; t < args.tokens; t += kWidth) {
       const auto block = t + kTokens < args.tokens ? dot_block<kVectors> : dot_block<kVectors / 2>;
@@ -156,7 +157,7 @@ void accumulate(const AccumulateArgs& args) {
   alignas(64) float values[kTileTokens * kMaxHeadDim];
   pack_values(args, values);
   for (int r = 0; r < args.rows; r += kRows) {
-    for (const Ahead& ahead : args.ahead) neon::fetch_share<kRows>(ahead, r, args.rows);
+    for (const Ahead& ahead : args.ahead) fetch_share<kRows>(ahead, r, args.rows);
     const Rows weights(args.weights + r * kTileTokens, kTileTokens, args.rows - r);
     for (int c = 0; c < args.dim; c += kWidth) {
       const auto block = c + kWidth <= args.dim ? sum_block<kVectors> : sum_block<kVectors / 2>;

@@ -12,6 +12,7 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/accumulate-inl.h"
 #include "kernels/cpu/dot-inl.h"
+#include "kernels/cpu/packed_rows-inl.h"
 #include "kernels/cpu/softmax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -92,12 +93,19 @@ constexpr TileOps ops_for() {
 #define TREEATTN_TARGET "GENERIC", always_available  // plain C++, 128 bits at a time
 #endif
 
+#if TREEATTN_PACKS_ROWS
+constexpr TileOps kPackedRows = packed_rows(ops_for<float>());
+constexpr const TileOps* kManyRowsFloat32 = &kPackedRows;
+#else
+constexpr const TileOps* kManyRowsFloat32 = nullptr;
+#endif
+
 extern const ModelKernels kModelKernels;  // model_kernels.cc
 extern const CpuTarget kTarget;
 const CpuTarget kTarget = {
     TREEATTN_TARGET,
     {ops_for<float>(), ops_for<hwy::float16_t>(), ops_for<hwy::bfloat16_t>(), ops_for<std::int8_t>(), ops_for<Fp8>()},
-    {},
+    {kManyRowsFloat32},
     softmax,
     fma_burst,
     &kModelKernels,

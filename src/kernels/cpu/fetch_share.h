@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fetching ahead where many rows share a tile.
+#pragma once
+
+#include "kernels/cpu/tile_ops.h"
+
+namespace treeattn::kernels {
+
+// Of the rows that are wanted next, the share that falls to parts [part, part + kParts) of the work on a tile. Packing,
+// or converting, reads a whole tile at once: from further away than the second level it would wait. Static, and inlined
+// by force, for the reasons in neon_loops.h.
+template <int kParts>
+__attribute__((always_inline)) static inline void fetch_share(const Ahead& ahead, int part, int parts) {
+  if (!ahead.rows) return;
+  const int count = kTileTokens / kTokenBlock * ahead.rows_per_four;
+  const int end = part + kParts < parts ? count * (part + kParts) / parts : count;
+  for (int t = count * part / parts; t < end; ++t) {
+    for (int at = 0; at < ahead.row_bytes; at += 64) __builtin_prefetch(ahead.rows[t] + at, 0, 2);
+  }
+}
+
+}  // namespace treeattn::kernels
