@@ -79,7 +79,7 @@ Bandwidth ReadBandwidthProbe::measure(ThreadPool& pool, int repeats) {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     return static_cast<double>(pieces * piece_vecs * sizeof(Vec)) / took.count() * 1e-9;
   };
-  const Way* fastest = nullptr;
+  const Way* fastest = kWays;
   std::vector<double> rates(1, 0.0);
   for (const Way& way : kWays) {
     const double rate = rate_of(way);

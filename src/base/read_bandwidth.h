@@ -26,7 +26,8 @@ class ReadBandwidthProbe {
   // available. Requires bytes >= 1 MiB; a figure means memory only when the buffer is far larger than the last cache.
   explicit ReadBandwidthProbe(ThreadPool& pool, std::size_t bytes = kDefaultBytes);
 
-  // Reads the whole buffer `repeats` times (at least once) with this pool, which need not be the one that filled it.
+  // Reads the whole buffer in each way once and then in the fastest, so that this one has `repeats` passes (at least
+  // one), with this pool, which need not be the one that filled it.
   Bandwidth measure(ThreadPool& pool, int repeats);
 
   std::size_t bytes() const { return buffer_.bytes(); }

@@ -272,11 +272,11 @@ void LeafWorker::fold_tile(Tile& tile, const Tile* next) {
   sum_values(tile, next);
 }
 
+bool LeafWorker::takes_whole_tiles() const { return many_rows_ || rows_ >= v_ops_.whole_tiles_from_rows; }
+
 // What is fetched ahead, and when: the first half of the values while their keys are scored, the second half and the
 // next tile's keys while values are summed, which takes about twice as long. With rows that use a tile whole from the
 // start, all values and all keys.
-bool LeafWorker::takes_whole_tiles() const { return many_rows_ || rows_ >= v_ops_.whole_tiles_from_rows; }
-
 Ahead LeafWorker::ahead_of(const KvView& view, const std::byte* const* rows, int rows_per_four) const {
   const std::int64_t row_bytes = view.head_dim * static_cast<std::int64_t>(dtype_size(view.dtype));
   return {rows, rows_of(view, rows).head_bytes, rows_per_four, to_int(row_bytes)};

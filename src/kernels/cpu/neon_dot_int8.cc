@@ -9,77 +9,23 @@
 //
 // Compiled with flags for these extensions and used only where the processor has them: no inline function of a shared
 // header may be instantiated here, or the linker could give this copy to everybody.
-#include <arm_neon.h>
-
+#include "kernels/cpu/neon_fetcher.h"
 #include "kernels/cpu/neon_int8.h"
 #include "kernels/cpu/neon_loops.h"
+#include "kernels/cpu/neon_vectors.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {
 namespace {
 
 using neon::FixedPoint;
+using neon::fresh_zero;
+using neon::load16;
 using neon::PackedHeader;
 
 constexpr int kDims = 16;        // of a key or a query in one register
 constexpr int kWholeRows = 4;    // from so many rows a head on, values are summed over a whole tile head by head
 constexpr int kPartTokens = 16;  // else so many tokens at a time, with all heads of those
-constexpr int kFours = kTileTokens / 4;
-
-// Brings rows into the second level, in the order in which memory is fastest: four rows side by side, which belong to
-// four streams, each from its first head to its last.
-class Fetcher {
- public:
-  TREEATTN_FORCE_INLINE Fetcher(const Ahead& first, const Ahead& second, int heads, int steps)
-      : now_(rows_of(first, heads)), then_(rows_of(second, heads)) {
-    const auto fetches = [](const Rows& rows) {
-      return (rows.end - rows.next) / 4 * ((rows.bytes + kBytes - 1) / kBytes);
-    };
-    fetches_ = static_cast<int>(fetches(now_) + fetches(then_)), steps_ = steps;
-    if (now_.next == now_.end) now_ = then_, then_.next = then_.end;
-  }
-
-  // To be called so many times as were said to be steps.
-  TREEATTN_FORCE_INLINE void step() {
-    for (due_ += fetches_; due_ >= steps_; due_ -= steps_) {
-      if (now_.next == now_.end) return;
-      TREEATTN_UNROLL
-      for (int r = 0; r < 4; ++r) {
-        __builtin_prefetch(now_.next[r] + offset_, 0, 2);
-        __builtin_prefetch(now_.next[r] + offset_ + 64, 0, 2);
-      }
-      offset_ += kBytes;
-      if (offset_ < now_.bytes) continue;
-      offset_ = 0;
-      now_.next += 4;
-      if (now_.next == now_.end) now_ = then_, then_.next = then_.end;
-    }
-  }
-
- private:
-  static constexpr int kBytes = 128;  // of a row at a time: two lines
-  struct Rows {
-    const std::byte* const* next = nullptr;
-    const std::byte* const* end = nullptr;
-    std::ptrdiff_t bytes = 0;  // of all heads
-  };
-
-  TREEATTN_FORCE_INLINE static Rows rows_of(const Ahead& ahead, int heads) {
-    if (!ahead.rows || (heads > 1 && ahead.head_bytes != ahead.row_bytes)) return {};
-    return {ahead.rows, ahead.rows + kFours * ahead.rows_per_four, heads * std::ptrdiff_t{ahead.row_bytes}};
-  }
-
-  Rows now_, then_;
-  std::ptrdiff_t offset_ = 0;
-  int fetches_, steps_, due_ = 0;  // a step brings its share of all fetches
-};
-
-// Zero by an instruction that takes no vector pipe. Compilers copy a register of zeros instead, which takes one.
-int32x4_t fresh_zero() {
-  int32x4_t zero;
-  asm volatile("movi %0.2d, #0" : "=w"(zero));
-  return zero;
-}
 
 // Keeps the compiler from moving what gave x to where x is used.
 int8x16_t pinned(int8x16_t x) {
@@ -87,7 +33,6 @@ int8x16_t pinned(int8x16_t x) {
   return x;
 }
 
-int8x16_t load16(const std::byte* p) { return vld1q_s8(reinterpret_cast<const std::int8_t*>(p)); }
 int8x16_t load8(const std::byte* p) {
   return vcombine_s8(vld1_s8(reinterpret_cast<const std::int8_t*>(p)), vdup_n_s8(0));
 }
@@ -177,7 +122,7 @@ void dot_block(const Queries& queries, const std::byte* const* k, std::ptrdiff_t
 
 void dot(const DotArgs& args) {
   const int blocks = (args.tokens + neon::kTokens - 1) / neon::kTokens;
-  Fetcher fetcher(args.ahead, {}, args.heads, blocks * args.heads * ((args.rows + 1) / 2));
+  neon::Fetcher fetcher(args.ahead, {}, args.heads, blocks * args.heads * ((args.rows + 1) / 2));
   neon::for_each_key_block(args, 1, [&](const std::byte* const* k, int h, int t, const neon::SoonByKeys&) {
     const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
     const PackedHeader* header = reinterpret_cast<const PackedHeader*>(q);
@@ -370,7 +315,7 @@ template <int R>
 constexpr int kColumns = R == 4 ? 8 : 16;
 
 template <int R, Part kPart>
-void sum_part(const std::byte* const* v, int fours, const Rows& rows, const Next& next, Fetcher& fetcher) {
+void sum_part(const std::byte* const* v, int fours, const Rows& rows, const Next& next, neon::Fetcher& fetcher) {
   constexpr int kTokens = kPart == Part::kWhole ? kTileTokens : kPartTokens;
   const int steps = kPart == Part::kWhole ? fours : kPartTokens / 4;
   constexpr int C = kColumns<R>;
@@ -390,7 +335,8 @@ void sum_part(const std::byte* const* v, int fours, const Rows& rows, const Next
 }
 
 template <int R>
-void sum_rows(Part part, const std::byte* const* v, int fours, const Rows& rows, const Next& next, Fetcher& fetcher) {
+void sum_rows(Part part, const std::byte* const* v, int fours, const Rows& rows, const Next& next,
+              neon::Fetcher& fetcher) {
   if (part == Part::kWhole) return sum_part<R, Part::kWhole>(v, fours, rows, next, fetcher);
   if constexpr (R < kWholeRows) {
     if (part == Part::kFirst) return sum_part<R, Part::kFirst>(v, fours, rows, next, fetcher);
@@ -415,8 +361,8 @@ void accumulate(const AccumulateArgs& args) {
   const int part_tokens = whole ? kTileTokens : kPartTokens;
   const int parts = (args.tokens + part_tokens - 1) / part_tokens;
   const int columns = args.rows >= 4 ? kColumns<4> : kColumns<1>;
-  Fetcher fetcher(args.ahead[0], args.ahead[1], args.heads,
-                  parts * args.heads * ((args.rows + 3) / 4) * ((args.dim + columns - 1) / columns));
+  neon::Fetcher fetcher(args.ahead[0], args.ahead[1], args.heads,
+                        parts * args.heads * ((args.rows + 3) / 4) * ((args.dim + columns - 1) / columns));
   for (int t = 0; t < args.tokens; t += part_tokens) {
     const bool first = t == 0, last = t + part_tokens >= args.tokens;
     const Part part = first ? (last ? Part::kWhole : Part::kFirst) : last ? Part::kLast : Part::kMiddle;
@@ -445,13 +391,10 @@ void accumulate(const AccumulateArgs& args) {
 
 void use_neon_dot_int8(CpuTarget& target) {
   TileOps& ops = target.ops[static_cast<int>(DType::kInt8)];
-  ops.packed_query_bytes = neon::packed_query_bytes;
-  ops.pack_queries = neon::pack_queries<kDims>;
+  neon::use_limbs<kDims>(ops);
   ops.dot = dot;
   ops.accumulate = accumulate;
   ops.sum_floats = sum_floats;
-  ops.query_error = neon::kQueryError;
-  ops.weight_floor = neon::kWeightFloor;
   ops.whole_tiles_from_rows = kWholeRows;
 }
 

@@ -6,9 +6,8 @@
 // after the other, and the lanes are added at the end. The runs are added one after the other. In that order rows of x
 // and of weights meet as they lie in memory, whether there is one row of x or many; and with many, what has to wait
 // for the next run is a float and not a vector.
-#include <arm_neon.h>
-
 #include "kernels/cpu/neon_dot_linear.h"
+#include "kernels/cpu/neon_vectors.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {
@@ -16,6 +15,7 @@ namespace {
 
 using linear_loops::put;
 using linear_loops::smaller;
+using neon::Floats8;
 using neon_dot::kTileRows;
 
 constexpr std::int64_t kStep = 8;  // columns, loaded together
@@ -45,29 +45,18 @@ void pack_tile(const float* x, int rows, std::int64_t cols, std::byte* packed) {
   }
 }
 
-struct Floats8 {
-  float32x4_t low, high;
-};
-
 // Types of weights: how eight of them become float32.
 struct Float32 {
   using Element = float;
-  static Floats8 load(const Element* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+  static Floats8 load(const Element* p) { return neon::load_floats8(p); }
 };
 struct Float16 {
   using Element = std::uint16_t;
-  static Floats8 load(const Element* p) {
-    const float16x8_t halves = vreinterpretq_f16_u16(vld1q_u16(p));
-    return {vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
-  }
+  static Floats8 load(const Element* p) { return neon::widened(vreinterpretq_f16_u16(vld1q_u16(p))); }
 };
 struct BFloat16 {
   using Element = std::uint16_t;
-  // The upper half of a float32. By ZIP, as Neoverse N1 does two of them a cycle and one shift.
-  static Floats8 load(const Element* p) {
-    const uint16x8_t zero = vdupq_n_u16(0), words = vld1q_u16(p);
-    return {vreinterpretq_f32_u16(vzip1q_u16(zero, words)), vreinterpretq_f32_u16(vzip2q_u16(zero, words))};
-  }
+  static Floats8 load(const Element* p) { return neon::widened_bf16(vld1q_u16(p)); }
 };
 
 // The last columns of a row, with zeros up to a whole step.

@@ -56,15 +56,13 @@ struct Kernel {
       for (int n = 0; n < 4; ++n)
         row[n] = floats_at(args.w + smaller(first + four + n, args.end - 1) * args.cols + col);
       for (std::int64_t i = 0; i < count / 16; ++i) {
-        const float32x4_t a = vld1q_f32(row[0] + 4 * i), b = vld1q_f32(row[1] + 4 * i);
-        const float32x4_t c = vld1q_f32(row[2] + 4 * i), d = vld1q_f32(row[3] + 4 * i);
-        const float32x4_t ab0 = vzip1q_f32(a, b), ab1 = vzip2q_f32(a, b);
-        const float32x4_t cd0 = vzip1q_f32(c, d), cd1 = vzip2q_f32(c, d);
+        const neon::Turned4 turned(vld1q_f32(row[0] + 4 * i), vld1q_f32(row[1] + 4 * i), vld1q_f32(row[2] + 4 * i),
+                                   vld1q_f32(row[3] + 4 * i));
         float* to = reinterpret_cast<float*>(out + i / 2 * kGroupBytes + i % 2 * 16 * kPanelRows) + four;
-        vst1q_f32(to, neon::first_row(ab0, cd0));
-        vst1q_f32(to + kPanelRows, neon::second_row(ab0, cd0));
-        vst1q_f32(to + 2 * kPanelRows, neon::first_row(ab1, cd1));
-        vst1q_f32(to + 3 * kPanelRows, neon::second_row(ab1, cd1));
+        vst1q_f32(to, turned.first);
+        vst1q_f32(to + kPanelRows, turned.second);
+        vst1q_f32(to + 2 * kPanelRows, turned.third);
+        vst1q_f32(to + 3 * kPanelRows, turned.fourth);
       }
     }
   }

@@ -8,20 +8,15 @@
 //
 // Compiled with flags of its own: no inline function of a shared header may be instantiated here, or the linker could
 // give this copy to everybody.
-#include <arm_neon.h>
-
 #include "kernels/cpu/neon_loops.h"
 #include "kernels/cpu/neon_scaling.h"
+#include "kernels/cpu/neon_vectors.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {
 namespace {
 
-struct Eight {
-  float32x4_t low, high;
-};
-
-TREEATTN_FORCE_INLINE inline Eight load8(const float* x) { return {vld1q_f32(x), vld1q_f32(x + 4)}; }
+using neon::Floats8;
 
 // Of each type: 8 elements as they are loaded, and how they become float32. The names in Exact are for a type that does
 // so in different ways by token: what is seen on the way, logits of four tokens from their sums, weights of four tokens
@@ -41,19 +36,17 @@ struct BFloat16 : Exact {
   TREEATTN_FORCE_INLINE static Loaded load(const std::byte* p) {
     return vld1q_u16(reinterpret_cast<const std::uint16_t*>(p));
   }
-  // Each behind 16 bits of zeros. ZIP runs on both vector pipes of a Neoverse N1, shifts on one of them.
-  TREEATTN_FORCE_INLINE static Eight widen(Loaded x, int, Watch&) {
-    const uint16x8_t zeros = vdupq_n_u16(0);
-    return {vreinterpretq_f32_u16(vzip1q_u16(zeros, x)), vreinterpretq_f32_u16(vzip2q_u16(zeros, x))};
-  }
+  TREEATTN_FORCE_INLINE static Floats8 widen(Loaded x, int, Watch&) { return neon::widened_bf16(x); }
 };
 
 struct Float32 : Exact {
   static constexpr DType kType = DType::kFloat32;
   static constexpr int kBytes = 4;
-  using Loaded = Eight;
-  TREEATTN_FORCE_INLINE static Loaded load(const std::byte* p) { return load8(reinterpret_cast<const float*>(p)); }
-  TREEATTN_FORCE_INLINE static Eight widen(Loaded x, int, Watch&) { return x; }
+  using Loaded = Floats8;
+  TREEATTN_FORCE_INLINE static Loaded load(const std::byte* p) {
+    return neon::load_floats8(reinterpret_cast<const float*>(p));
+  }
+  TREEATTN_FORCE_INLINE static Floats8 widen(Loaded x, int, Watch&) { return x; }
 };
 
 // FCVTL takes one of the two pipes for two cycles, so the last token of four goes another way: the bits of a float16,
@@ -83,8 +76,8 @@ struct Float16 {
   TREEATTN_FORCE_INLINE static Loaded load(const std::byte* p) {
     return vreinterpretq_f16_u16(vld1q_u16(reinterpret_cast<const std::uint16_t*>(p)));
   }
-  TREEATTN_FORCE_INLINE static Eight widen(Loaded x, int t, Watch& watch) {
-    if (t != kMoved) return {vcvt_f32_f16(vget_low_f16(x)), vcvt_high_f32_f16(x)};
+  TREEATTN_FORCE_INLINE static Floats8 widen(Loaded x, int t, Watch& watch) {
+    if (t != kMoved) return neon::widened(x);
     watch.sums = vfmaq_f16(watch.sums, x, vdupq_n_f16(0));
     const int16x8_t bits = vreinterpretq_s16_f16(x);
     const int32x4_t copies_of_sign = vdupq_n_s32(0x70000000);
@@ -150,12 +143,12 @@ TREEATTN_FORCE_INLINE inline void dot_rows(const float* q, const float* scales, 
   for (int d = 0; d < dim; d += 8) {
     const int at = d * T::kBytes;
     fetch(k, at);
-    Eight x[R];
+    Floats8 x[R];
     TREEATTN_UNROLL
-    for (int r = 0; r < R; ++r) x[r] = load8(q + r * dim + d);
+    for (int r = 0; r < R; ++r) x[r] = neon::load_floats8(q + r * dim + d);
     TREEATTN_UNROLL
     for (int t = 0; t < kTokenBlock; ++t) {
-      const Eight y = T::widen(T::load(k[t] + at), t, watch);
+      const Floats8 y = T::widen(T::load(k[t] + at), t, watch);
       TREEATTN_UNROLL
       for (int r = 0; r < R; ++r) sums[r][t] = vfmaq_f32(sums[r][t], x[r].low, y.low);
       TREEATTN_UNROLL
@@ -190,7 +183,8 @@ void dot(const DotArgs& args) {
 
 // sums += weight of the token * its values, for R rows.
 template <int kToken, int R, int N>
-TREEATTN_FORCE_INLINE inline void add_token(Eight (&sums)[R], const Eight (&v)[N], const float32x4_t (&weights)[R]) {
+TREEATTN_FORCE_INLINE inline void add_token(Floats8 (&sums)[R], const Floats8 (&v)[N],
+                                            const float32x4_t (&weights)[R]) {
   if constexpr (kToken < N) {
     TREEATTN_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -220,11 +214,11 @@ TREEATTN_FORCE_INLINE inline void accumulate_rows(const float* weights, int dim,
     // As if they changed: GCC 12 takes the lanes out of the loop, into more registers than there are.
     TREEATTN_UNROLL
     for (int r = 0; r < R; ++r) asm("" : "+w"(w[r]));
-    Eight x[N], sums[R];
+    Floats8 x[N], sums[R];
     TREEATTN_UNROLL
     for (int t = 0; t < N; ++t) x[t] = T::widen(next[t], t, watch);
     TREEATTN_UNROLL
-    for (int r = 0; r < R; ++r) sums[r] = load8(o + r * dim + d);
+    for (int r = 0; r < R; ++r) sums[r] = neon::load_floats8(o + r * dim + d);
     const int then = (d + 8 < dim ? d + 8 : d) * T::kBytes;
     TREEATTN_UNROLL
     for (int t = 0; t < N; ++t) next[t] = T::load(v[t] + then);

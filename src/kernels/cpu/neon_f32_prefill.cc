@@ -77,14 +77,10 @@ void pack_keys(const DotArgs& args, float* out) {
       const auto row = [&](int i) { return reinterpret_cast<const float*>(k[half + i]); };
       float* to = out + t / kWidth * kWidth * args.dim + t % kWidth + half;
       for (int d = 0; d < args.dim; d += kStep, to += kStep * kWidth) {
-        const float32x4_t x0 = vld1q_f32(row(0) + d), x1 = vld1q_f32(row(1) + d);
-        const float32x4_t x2 = vld1q_f32(row(2) + d), x3 = vld1q_f32(row(3) + d);
-        // 2x2 blocks of two dimensions by two tokens
-        const float32x4_t low01 = vzip1q_f32(x0, x1), low23 = vzip1q_f32(x2, x3);
-        const float32x4_t high01 = vzip2q_f32(x0, x1), high23 = vzip2q_f32(x2, x3);
-        vst1q_f32(to, neon::first_row(low01, low23)), vst1q_f32(to + kWidth, neon::second_row(low01, low23));
-        vst1q_f32(to + 2 * kWidth, neon::first_row(high01, high23)),
-            vst1q_f32(to + 3 * kWidth, neon::second_row(high01, high23));
+        const neon::Turned4 turned(vld1q_f32(row(0) + d), vld1q_f32(row(1) + d), vld1q_f32(row(2) + d),
+                                   vld1q_f32(row(3) + d));
+        vst1q_f32(to, turned.first), vst1q_f32(to + kWidth, turned.second);
+        vst1q_f32(to + 2 * kWidth, turned.third), vst1q_f32(to + 3 * kWidth, turned.fourth);
       }
     }
   });

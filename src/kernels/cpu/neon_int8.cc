@@ -15,6 +15,7 @@ namespace {
 
 using neon::FixedPoint;
 using neon::kTokens;
+using neon::load16;
 using neon::PackedHeader;
 using neon::SoonByKeys;
 using neon::SoonByValues;
@@ -31,7 +32,6 @@ int8x16_t zip1_64(int8x16_t a, int8x16_t b) {
 int8x16_t zip2_64(int8x16_t a, int8x16_t b) {
   return vreinterpretq_s8_s64(vzip2q_s64(vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b)));
 }
-int8x16_t load16(const std::byte* p) { return vld1q_s8(reinterpret_cast<const std::int8_t*>(p)); }
 
 // P rows, two limbs each, against 8 tokens: integers [2 P][8].
 template <int P>
@@ -278,13 +278,10 @@ void accumulate(const AccumulateArgs& args) {
 
 void use_neon_int8(CpuTarget& target) {
   TileOps& ops = target.ops[static_cast<int>(DType::kInt8)];
-  ops.packed_query_bytes = neon::packed_query_bytes;
-  ops.pack_queries = neon::pack_queries<kDims>;
+  neon::use_limbs<kDims>(ops);
   ops.dot = dot;
   ops.accumulate = accumulate;
   ops.sum_floats = sum_floats;
-  ops.query_error = neon::kQueryError;
-  ops.weight_floor = neon::kWeightFloor;
 }
 
 }  // namespace treeattn::kernels

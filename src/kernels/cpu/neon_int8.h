@@ -75,6 +75,17 @@ static inline void pack_queries(const float* q, DType, int rows, int dim, void* 
   }
 }
 
+// The entries of a table that are alike, with blocks of B dims.
+template <int B>
+static inline void use_limbs(TileOps& ops) {
+  ops.packed_query_bytes = packed_query_bytes;
+  ops.pack_queries = pack_queries<B>;
+  ops.query_error = kQueryError;
+  ops.weight_floor = kWeightFloor;
+}
+
+static inline int8x16_t load16(const std::byte* p) { return vld1q_s8(reinterpret_cast<const std::int8_t*>(p)); }
+
 // The limbs' sums put together. Exact: those of all dims, and of all tokens of a tile, stay below 2^31.
 static inline float32x4_t joined(int32x4_t high, int32x4_t low) {
   return vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high, 8), low));

@@ -52,13 +52,6 @@ static inline void pack_row(const float* x, std::int64_t cols, std::byte* packed
   }
 }
 
-// Zero by an instruction that takes no vector pipe. Compilers copy a register of zeros instead, which takes one.
-static inline int32x4_t fresh_zero() {
-  int32x4_t zero;
-  asm volatile("movi %0.2d, #0" : "=w"(zero));
-  return zero;
-}
-
 // A group of four rows of weights, or of one four times.
 struct WeightBytes {
   int8x16_t half[4][2];
@@ -124,10 +117,8 @@ static inline void multiply_rows(const LinearArgs& args, std::int64_t x_bytes, s
   std::int64_t g = 0;
   for (; N == 4 && g + 4 <= groups; g += 4) {
     // Scales of four groups of four rows, turned round: one vector per group.
-    const float32x4_t a = vld1q_f32(scales[0] + g), b = vld1q_f32(scales[1 % N] + g);
-    const float32x4_t c = vld1q_f32(scales[2 % N] + g), d = vld1q_f32(scales[3 % N] + g);
-    const float32x4_t ab0 = vzip1q_f32(a, b), ab1 = vzip2q_f32(a, b);
-    const float32x4_t cd0 = vzip1q_f32(c, d), cd1 = vzip2q_f32(c, d);
+    const Turned4 by_group(vld1q_f32(scales[0] + g), vld1q_f32(scales[1 % N] + g), vld1q_f32(scales[2 % N] + g),
+                           vld1q_f32(scales[3 % N] + g));
     float32x4_t of_x[R];
     TREEATTN_UNROLL
     for (int r = 0; r < R; ++r) of_x[r] = vld1q_f32(x_scales(r) + g);
@@ -135,10 +126,10 @@ static inline void multiply_rows(const LinearArgs& args, std::int64_t x_bytes, s
       touch(bytes_at(args.x), g * kGroup, args.cols);
       touch(bytes_at(args.x), g * kGroup + 64, args.cols);
     }
-    add_group(g, [&](int r) { return vmulq_laneq_f32(first_row(ab0, cd0), of_x[r], 0); });
-    add_group(g + 1, [&](int r) { return vmulq_laneq_f32(second_row(ab0, cd0), of_x[r], 1); });
-    add_group(g + 2, [&](int r) { return vmulq_laneq_f32(first_row(ab1, cd1), of_x[r], 2); });
-    add_group(g + 3, [&](int r) { return vmulq_laneq_f32(second_row(ab1, cd1), of_x[r], 3); });
+    add_group(g, [&](int r) { return vmulq_laneq_f32(by_group.first, of_x[r], 0); });
+    add_group(g + 1, [&](int r) { return vmulq_laneq_f32(by_group.second, of_x[r], 1); });
+    add_group(g + 2, [&](int r) { return vmulq_laneq_f32(by_group.third, of_x[r], 2); });
+    add_group(g + 3, [&](int r) { return vmulq_laneq_f32(by_group.fourth, of_x[r], 3); });
   }
   for (; g < groups; ++g) {
     float32x4_t scale = vdupq_n_f32(0.0f);

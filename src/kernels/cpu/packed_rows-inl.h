@@ -52,6 +52,15 @@ HWY_INLINE void add_products(const float* factors, std::ptrdiff_t stride, const 
   }
 }
 
+template <int R, int V>
+HWY_INLINE void store(const Vec (&sums)[R][V], float* to, std::ptrdiff_t stride) {
+  TREEATTN_UNROLL
+  for (int r = 0; r < R; ++r) {
+    TREEATTN_UNROLL
+    for (int j = 0; j < V; ++j) hn::StoreU(sums[r][j], DF(), to + r * stride + j * kLanes);
+  }
+}
+
 // R rows against kWidth tokens.
 template <int R>
 HWY_NOINLINE void dot_block(const float* q, const float* keys, int dim, float* logits) {
@@ -63,11 +72,7 @@ HWY_NOINLINE void dot_block(const float* q, const float* keys, int dim, float* l
     for (int j = 0; j < kVectors; ++j) sums[r][j] = hn::Zero(df);
   }
   add_products(q, dim, keys, dim, sums);
-  TREEATTN_UNROLL
-  for (int r = 0; r < R; ++r) {
-    TREEATTN_UNROLL
-    for (int j = 0; j < kVectors; ++j) hn::StoreU(sums[r][j], df, logits + r * kTileTokens + j * kLanes);
-  }
+  store(sums, logits, kTileTokens);
 }
 
 // R rows by V vectors of columns over all tokens of the tile.
@@ -83,11 +88,7 @@ HWY_NOINLINE void sum_block(const float* weights, const float* values, int token
     for (int j = 0; j < V; ++j) sums[r][j] = hn::Mul(hn::LoadU(df, o + r * stride + j * kLanes), factor);
   }
   add_products(weights, kTileTokens, values, tokens, sums);
-  TREEATTN_UNROLL
-  for (int r = 0; r < R; ++r) {
-    TREEATTN_UNROLL
-    for (int j = 0; j < V; ++j) hn::StoreU(sums[r][j], df, o + r * stride + j * kLanes);
-  }
+  store(sums, o, stride);
 }
 
 // body<R>(r) for rows [r, r + R), most of them at a time, then two, then one.
