@@ -7,8 +7,8 @@
 
 #include <arm_neon.h>
 
+#include "kernels/cpu/arm/neon_vectors.h"
 #include "kernels/cpu/linear_loops.h"
-#include "kernels/cpu/neon_vectors.h"
 
 namespace treeattn::kernels::neon {
 

@@ -10,8 +10,8 @@
 // header may be instantiated here, or the linker could give this copy to everybody.
 #include <arm_neon.h>
 
-#include "kernels/cpu/neon_loops.h"
-#include "kernels/cpu/neon_scaling.h"
+#include "kernels/cpu/arm/neon_loops.h"
+#include "kernels/cpu/arm/neon_scaling.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linear maps with int8 weights by VPDPBUSD. For more than one row of x the weights are turned round first, 16 rows of
 // them to the 16 lanes: then the sum over a group needs no lanes to be added.
-#include "kernels/cpu/avx512_linear_int8.h"
+#include "kernels/cpu/x86/avx512_linear_int8.h"
 
 #include "kernels/cpu/targets.h"
 

@@ -8,9 +8,9 @@
 //
 // Compiled with flags of its own: no inline function of a shared header may be instantiated here, or the linker could
 // give this copy to everybody.
-#include "kernels/cpu/neon_loops.h"
-#include "kernels/cpu/neon_scaling.h"
-#include "kernels/cpu/neon_vectors.h"
+#include "kernels/cpu/arm/neon_loops.h"
+#include "kernels/cpu/arm/neon_scaling.h"
+#include "kernels/cpu/arm/neon_vectors.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {

@@ -9,10 +9,10 @@
 //
 // Compiled with flags for these extensions and used only where the processor has them: no inline function of a shared
 // header may be instantiated here, or the linker could give this copy to everybody.
-#include "kernels/cpu/neon_fetcher.h"
-#include "kernels/cpu/neon_int8.h"
-#include "kernels/cpu/neon_loops.h"
-#include "kernels/cpu/neon_vectors.h"
+#include "kernels/cpu/arm/neon_fetcher.h"
+#include "kernels/cpu/arm/neon_int8.h"
+#include "kernels/cpu/arm/neon_loops.h"
+#include "kernels/cpu/arm/neon_vectors.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {

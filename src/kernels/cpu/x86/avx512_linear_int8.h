@@ -7,7 +7,7 @@
 // sum). That is the order for any number of rows.
 #pragma once
 
-#include "kernels/cpu/avx512_vectors.h"
+#include "kernels/cpu/x86/avx512_vectors.h"
 
 namespace treeattn::kernels::avx512 {
 

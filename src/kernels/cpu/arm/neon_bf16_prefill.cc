@@ -7,10 +7,10 @@
 // The limbs of a query row or of a weight go into one sum. That needs no more roundings than the bound has: BFMMLA adds
 // its products in twos, so 64 tokens in two limbs are 64 additions, and those of all limbs but a query's first, which
 // comes last, are to sums 2^-7 as large.
-#include "kernels/cpu/neon_bf16.h"
+#include "kernels/cpu/arm/neon_bf16.h"
 
+#include "kernels/cpu/arm/neon_loops.h"
 #include "kernels/cpu/fetch_share.h"
-#include "kernels/cpu/neon_loops.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linear maps with int8 weights by SDOT (one row of x) and SMMLA (more).
-#include "kernels/cpu/neon_linear_int8.h"
+#include "kernels/cpu/arm/neon_linear_int8.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {

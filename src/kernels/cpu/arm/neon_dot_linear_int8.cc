@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linear maps with int8 weights by SDOT. Panels have four neighbours in a register from four rows of weights: then a
 // product takes four columns of x from a lane, and nothing has to be added up across lanes.
-#include "kernels/cpu/neon_dot_linear.h"
-#include "kernels/cpu/neon_linear_int8.h"
+#include "kernels/cpu/arm/neon_dot_linear.h"
+#include "kernels/cpu/arm/neon_linear_int8.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {

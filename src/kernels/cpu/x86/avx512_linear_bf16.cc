@@ -4,8 +4,8 @@
 //
 // The order of the sum: the columns are cut into runs of 32, of which every lane has two. A lane is one chain of
 // additions over the runs, whichever rows are worked on together; the lanes are added at the end.
-#include "kernels/cpu/avx512_vectors.h"
 #include "kernels/cpu/targets.h"
+#include "kernels/cpu/x86/avx512_vectors.h"
 
 namespace treeattn::kernels {
 namespace {

@@ -5,9 +5,9 @@
 // The order of the sum: the columns are cut into runs of 32. Within a run the instruction adds up as it does; the runs
 // are added one after the other. An element of y depends on its own row of x and of weights alone, so one row of x is
 // no special case, but for this: it needs no packing, and the weights go into the tiles as they lie.
-#include "kernels/cpu/amx_tiles.h"
-#include "kernels/cpu/avx512_vectors.h"
 #include "kernels/cpu/targets.h"
+#include "kernels/cpu/x86/amx_tiles.h"
+#include "kernels/cpu/x86/avx512_vectors.h"
 
 namespace treeattn::kernels {
 namespace {

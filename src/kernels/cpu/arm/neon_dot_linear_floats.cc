@@ -6,8 +6,8 @@
 // after the other, and the lanes are added at the end. The runs are added one after the other. In that order rows of x
 // and of weights meet as they lie in memory, whether there is one row of x or many; and with many, what has to wait
 // for the next run is a float and not a vector.
-#include "kernels/cpu/neon_dot_linear.h"
-#include "kernels/cpu/neon_vectors.h"
+#include "kernels/cpu/arm/neon_dot_linear.h"
+#include "kernels/cpu/arm/neon_vectors.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {

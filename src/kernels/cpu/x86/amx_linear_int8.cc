@@ -2,9 +2,9 @@
 // Linear maps with int8 weights by TDPBSSD, which multiplies 16 rows of weights with 16 rows of x, a group at a time;
 // the scales of the group are put to the integers by vectors. One row of x is left to VPDPBUSD. Both make the same
 // integers and add the groups in the same order (avx512_linear_int8.h).
-#include "kernels/cpu/amx_tiles.h"
-#include "kernels/cpu/avx512_linear_int8.h"
 #include "kernels/cpu/targets.h"
+#include "kernels/cpu/x86/amx_tiles.h"
+#include "kernels/cpu/x86/avx512_linear_int8.h"
 
 namespace treeattn::kernels {
 namespace {

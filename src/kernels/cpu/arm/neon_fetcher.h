@@ -3,7 +3,7 @@
 // the reasons in neon_loops.h.
 #pragma once
 
-#include "kernels/cpu/neon_loops.h"
+#include "kernels/cpu/arm/neon_loops.h"
 
 namespace treeattn::kernels::neon {
 

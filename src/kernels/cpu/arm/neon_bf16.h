@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cpu/neon_vectors.h"
+#include "kernels/cpu/arm/neon_vectors.h"
 #include "treeattn/dtype.h"
 
 namespace treeattn::kernels::neon {

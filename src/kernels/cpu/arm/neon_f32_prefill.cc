@@ -4,9 +4,9 @@
 // query or of a weight, from a lane, nothing has to be added up across lanes or copied into all of them, and 4 rows by
 // 16 tokens (columns) in 16 registers need one load for three multiply-adds. A row's bits do not depend on the rows it
 // is worked on with: every sum is one chain, in the order of the dimensions or of the tokens.
+#include "kernels/cpu/arm/neon_loops.h"
+#include "kernels/cpu/arm/neon_vectors.h"
 #include "kernels/cpu/fetch_share.h"
-#include "kernels/cpu/neon_loops.h"
-#include "kernels/cpu/neon_vectors.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {
