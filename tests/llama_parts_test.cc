@@ -42,6 +42,10 @@ TEST(Weights, StayWhereTheCheckpointHasThem) {
   EXPECT_EQ(steps.back(), of_all);
   EXPECT_EQ(weights.bytes_per_token(), weight_bytes_per_token(config, WeightFormat::kAsStored));
 
+  options.format = WeightFormat::kBFloat16;  // what they are already
+  const Weights same(config, checkpoint, *ops, pool, options);
+  EXPECT_EQ(same.layers()[2].up.data, weights.layers()[2].up.data);
+
   // A backend of its own memory gets copies with the same content.
   options.host_memory = false;
   const Weights copied(config, checkpoint, *ops, pool, options);
@@ -69,6 +73,24 @@ TEST(Weights, Int8IsCloseAndHalfTheSize) {
   }
   config.feed_forward = 40;  // no whole groups
   EXPECT_THROW(SmallModel(config, DType::kBFloat16, WeightFormat::kInt8), InvalidArgument);
+}
+
+TEST(Weights, OtherTypesAreRoundedToBFloat16) {
+  LlamaConfig config = small_config();
+  config.tied_embeddings = true;
+  for (const DType stored : {DType::kFloat32, DType::kFloat16}) {
+    const SmallModel as_stored(config, stored), rounded(config, stored, WeightFormat::kBFloat16);
+    EXPECT_EQ(rounded.weights->bytes_per_token(), weight_bytes_per_token(config, WeightFormat::kBFloat16));
+    EXPECT_EQ(rounded.weights->head().data, rounded.weights->embedding().data);
+    const kernels::WeightMatrix& from = as_stored.weights->layers()[1].down;
+    const kernels::WeightMatrix& to = rounded.weights->layers()[1].down;
+    ASSERT_EQ(to.dtype, DType::kBFloat16);
+    for (std::int64_t i = 0; i < from.rows * from.cols; ++i) {
+      const auto* element = static_cast<const std::byte*>(from.data) + i * static_cast<int>(dtype_size(stored));
+      EXPECT_EQ(static_cast<const std::uint16_t*>(to.data)[i],
+                base::float_to_bfloat16(base::load_as_float(element, stored)));
+    }
+  }
 }
 
 TEST(Rope, LongWavesAreSlowedAndShortOnesKept) {

@@ -58,7 +58,8 @@ void ModelOptions::add_to(CommandLine& app, bool many_strategies) {
   };
   text("--model", model, "A directory as Hugging Face has them: config.json, *.safetensors, tokenizer.json", "DIR");
   text("--random-weights", random_weights, "Instead: random weights in the shape of " + shape_names(), "SHAPE");
-  text("--weights", weights, "bf16 (as stored, mapped) or int8 (quantised at load) (default bf16)", "NAME");
+  text("--weights", weights,
+       "stored (mapped), bf16 (other types rounded at load) or int8 (quantised at load) (default stored)", "NAME");
   text("--kv-type", kv_type, "Of the cache: f32, f16, bf16, int8, fp8 (default bf16)", "NAME");
   const std::string names = "paper two_phase merge butterfly gather two_level ring auto";
   text("--strategy", strategy,
@@ -82,7 +83,7 @@ ModelPlan make_model_plan(const ModelOptions& options) {
                 "--model is \"{}\" and --random-weights is \"{}\"; accepted: one of the two", options.model,
                 options.random_weights);
   ModelPlan plan;
-  plan.weights = model::parse_weight_format(options.weights.empty() ? "bf16" : options.weights);
+  plan.weights = model::parse_weight_format(options.weights.empty() ? "stored" : options.weights);
   plan.llama.kv_type = parse_dtype(options.kv_type.empty() ? "bf16" : options.kv_type);
   if (options.strategy.find(',') == std::string::npos && !options.strategy.empty()) {
     plan.llama.attention.strategy = parse_strategy(options.strategy);

@@ -102,6 +102,7 @@ struct TextListener {
 
 enum class WeightFormat : std::uint8_t {
   kAsStored,  // where the checkpoint has them: mapped files stay mapped
+  kBFloat16,  // the same, but matrices of other types are rounded once: what GPUs and matrix instructions are fast with
   kInt8,      // every matrix but the embedding, quantised once
 };
 

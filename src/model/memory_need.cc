@@ -46,10 +46,18 @@ MemoryNeed memory_need(const LlamaConfig& c, const LlamaOptions& options, Weight
   constexpr std::size_t kGroup = kernels::kWeightGroup;
   const auto parameters = static_cast<std::size_t>(c.parameters());
   const auto table = static_cast<std::size_t>(c.vocab * c.hidden);
-  need.weights =
-      format == WeightFormat::kAsStored
-          ? parameters * stored
-          : (c.tied_embeddings ? parameters : parameters - table) / kGroup * (kGroup + sizeof(float)) + table * stored;
+  switch (format) {
+    case WeightFormat::kAsStored:
+      need.weights = parameters * stored;
+      break;
+    case WeightFormat::kBFloat16:
+      need.weights = parameters * dtype_size(DType::kBFloat16);
+      break;
+    case WeightFormat::kInt8:
+      need.weights =
+          (c.tied_embeddings ? parameters : parameters - table) / kGroup * (kGroup + sizeof(float)) + table * stored;
+      break;
+  }
   need.cache = share * chunk_bytes * static_cast<std::size_t>(c.layers);
   const auto host_copies = static_cast<std::size_t>(rows * 2 * (c.heads + c.kv_heads) * c.head_dim) * sizeof(float);
   need.activations = Activations::bytes(c, rows) + host_copies + static_cast<std::size_t>(c.vocab) * 2 * sizeof(float);

@@ -28,13 +28,15 @@ std::size_t weight_bytes_per_token(const LlamaConfig& c, WeightFormat format, DT
   const std::int64_t layer = attention + 3 * c.hidden * c.feed_forward;
   const auto elements = static_cast<std::size_t>(c.layers * layer + c.vocab * c.hidden);
   if (format == WeightFormat::kAsStored) return elements * dtype_size(stored);
+  if (format == WeightFormat::kBFloat16) return elements * dtype_size(DType::kBFloat16);
   return elements + elements / static_cast<std::size_t>(kernels::kWeightGroup) * sizeof(float);
 }
 
 WeightFormat parse_weight_format(std::string_view name) {
-  if (name == "bf16") return WeightFormat::kAsStored;
+  if (name == "stored") return WeightFormat::kAsStored;
+  if (name == "bf16") return WeightFormat::kBFloat16;
   if (name == "int8") return WeightFormat::kInt8;
-  base::throw_invalid("weights are \"{}\"; accepted: bf16, int8", name);
+  base::throw_invalid("weights are \"{}\"; accepted: stored, bf16, int8", name);
 }
 
 // Takes tensors one by one and leaves them where the backend can read them.
@@ -61,6 +63,8 @@ class Weights::Loader {
     WeightMatrix out{tensor.data, tensor.dtype, rows, cols, nullptr, 0};
     if (format == WeightFormat::kInt8) {
       out = quantized(name, out);
+    } else if (format == WeightFormat::kBFloat16 && out.dtype != DType::kBFloat16) {
+      out = rounded(out);
     } else if (options_.host_memory) {
       touch(out);
     } else {
@@ -72,6 +76,24 @@ class Weights::Loader {
 
  private:
   static constexpr std::size_t kPiece = 256;  // alignment of matrices in one allocation, as GPUs like it
+
+  WeightMatrix rounded(const WeightMatrix& from) {
+    WeightMatrix out{nullptr, DType::kBFloat16, from.rows, from.cols, nullptr, 0};
+    const auto cols = static_cast<std::size_t>(from.cols);
+    const std::size_t bytes = matrix_bytes(out);
+    base::Buffer copy(options_.host_memory ? 0 : bytes);
+    void* there = allocate(bytes);
+    std::byte* here = options_.host_memory ? static_cast<std::byte*>(there) : copy.as<std::byte>();
+    const auto* stored = static_cast<const std::byte*>(from.data);
+    pool_.run(static_cast<std::size_t>(from.rows), [&](std::size_t row, int) {
+      std::vector<float> values(cols);
+      base::load_row_as_float(stored + row * cols * dtype_size(from.dtype), from.dtype, from.cols, values.data());
+      base::store_row_from_float(values.data(), cols, out.dtype, here + row * cols * dtype_size(out.dtype));
+    });
+    if (!options_.host_memory) weights_.ops_.from_host(there, here, bytes);
+    out.data = there;
+    return out;
+  }
 
   WeightMatrix quantized(const std::string& name, const WeightMatrix& from) {
     base::require(from.cols % kernels::kWeightGroup == 0, "int8 weights: {} has rows of {}; accepted: a multiple of {}",
@@ -150,7 +172,8 @@ Weights::Weights(const LlamaConfig& config, std::shared_ptr<const Checkpoint> ch
   Loader loader(*this, pool, options);
   try {
     const std::string table = "model.embed_tokens.weight";
-    embedding_ = loader.matrix(table, config.vocab, hidden, WeightFormat::kAsStored);
+    const bool quantizes = options.format == WeightFormat::kInt8;
+    embedding_ = loader.matrix(table, config.vocab, hidden, quantizes ? WeightFormat::kAsStored : options.format);
     for (std::int64_t i = 0; i < config.layers; ++i) {
       const std::string layer = fmt::format("model.layers.{}.", i);
       const auto matrix = [&](const char* name, std::int64_t rows, std::int64_t cols) {
@@ -170,7 +193,7 @@ Weights::Weights(const LlamaConfig& config, std::shared_ptr<const Checkpoint> ch
       w.down = matrix("mlp.down_proj", hidden, feed_forward);
     }
     final_norm_ = loader.norm("model.norm.weight");
-    const bool shared = config.tied_embeddings && options.format == WeightFormat::kAsStored;
+    const bool shared = config.tied_embeddings && !quantizes;
     const std::string& head = config.tied_embeddings ? table : "lm_head.weight";
     head_ = shared ? embedding_ : loader.matrix(head, config.vocab, hidden, options.format);
     bytes_per_token_ += matrix_bytes(head_);

@@ -24,7 +24,7 @@ struct LayerWeights {
   kernels::WeightMatrix gate, up, down;
 };
 
-// "bf16" (as stored, whatever that is) and "int8". Throws InvalidArgument.
+// "stored", "bf16" and "int8". Throws InvalidArgument.
 WeightFormat parse_weight_format(std::string_view name);
 
 struct WeightOptions {

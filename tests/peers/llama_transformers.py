@@ -90,10 +90,10 @@ def logits_of(model, tokens):
 
 def variants(case):
     """(cache, weights, instruction set or None for the best)"""
-    yield "float32", "bf16", None
-    yield "bfloat16", "bf16", None
+    yield "float32", "stored", None
+    yield "bfloat16", "stored", None
     if case["dtype"] == "bfloat16" and platform.machine() == "aarch64":
-        yield "float32", "bf16", "NEON"
+        yield "float32", "stored", "NEON"
     if case["heads"] * case["head_dim"] % 32 == 0:  # whole groups in o_proj
         yield "float32", "int8", None
 
@@ -117,7 +117,7 @@ class Judge:
         data = torch.frombuffer(bytearray((self.directory / "out").read_bytes()), dtype=torch.float32)
         return data.view(-1, self.case["vocab"]).double()
 
-    def deviations(self, who, logits, weights="bf16", isa=None):
+    def deviations(self, who, logits, weights="stored", isa=None):
         """[deviations off, deviations allowed, error, one deviation], the last two in units of the largest logit."""
         (self.directory / "logits").write_bytes(logits.contiguous().numpy().tobytes())
         said = self.call(self.deviations_program, [weights, who, self.directory / "logits"], isa)
