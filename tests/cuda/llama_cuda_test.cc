@@ -254,6 +254,7 @@ TEST_F(LlamaCuda, LogitsAreWithinTheBound) {
   compare(DType::kFloat16, DType::kFloat32, WeightFormat::kAsStored);
   compare(DType::kBFloat16, DType::kBFloat16, WeightFormat::kAsStored);
   compare(DType::kFloat32, DType::kFloat16, WeightFormat::kAsStored);
+  compare(DType::kFloat32, DType::kBFloat16, WeightFormat::kBFloat16);
   compare(DType::kFloat32, DType::kFloat32, WeightFormat::kInt8);
   compare(DType::kBFloat16, DType::kBFloat16, WeightFormat::kInt8);
 }
