@@ -53,6 +53,7 @@ exchange device_links_test    *OneLink.TwoKernelsEach/*                         
 peer     device_links_test    *PeerLink.DecodeLoopOnTheDevice/2                   1
 ranks    parallel_cuda_test   *VirtualRanks.UnequalSharesAndRanksThatCarryNothing/2 29
 llama    llama_cuda_test      *.SmallestModel                                     1
+pair     llama_cuda_test      *.SmallestModelOnTwoRanks                           1 initcheck
 products llama_cuda_test      *.SmallestModelWithProducts                         1 initcheck
 LIST
 wait

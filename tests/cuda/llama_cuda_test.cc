@@ -191,9 +191,9 @@ TEST_F(LlamaCuda, BatchesForksAndRecordings) {
   }
 }
 
-// One layer, a short prompt and a few tokens, on one rank, which records its steps, and on two: little enough for
+// One layer, a short prompt and a few tokens, on one rank, which records its steps, and on `ranks`: little enough for
 // compute-sanitizer.
-void expect_smallest_model(WeightFormat format, Way way) {
+void expect_smallest_model(WeightFormat format, Way way, int ranks) {
   LlamaConfig config = wide_config();
   config.layers = 1;
   config.vocab = 48;
@@ -201,18 +201,23 @@ void expect_smallest_model(WeightFormat format, Way way) {
   on_gpu.attention.link = DeviceLink::kPeer;
   const GpuModel model(config, DType::kBFloat16, format);
   const Text one = on_ranks(1, model, small_options(), 70, 6, way);
-  EXPECT_EQ(difference(one, on_ranks(2, model, on_gpu, 70, 6, way)), "");
+  EXPECT_EQ(difference(one, on_ranks(ranks, model, on_gpu, 70, 6, way)), "");
 }
 
 TEST_F(LlamaCuda, SmallestModel) {
-  expect_smallest_model(WeightFormat::kAsStored, Way::kOneByOne);
-  expect_smallest_model(WeightFormat::kInt8, Way::kOneByOne);
+  expect_smallest_model(WeightFormat::kAsStored, Way::kOneByOne, 1);
+  expect_smallest_model(WeightFormat::kInt8, Way::kOneByOne, 1);
+}
+
+TEST_F(LlamaCuda, SmallestModelOnTwoRanks) {
+  expect_smallest_model(WeightFormat::kAsStored, Way::kOneByOne, 2);
+  expect_smallest_model(WeightFormat::kInt8, Way::kOneByOne, 2);
 }
 
 // The prompt's products of matrices by cuBLASLt.
 TEST_F(LlamaCuda, SmallestModelWithProducts) {
-  expect_smallest_model(WeightFormat::kAsStored, Way::kBlocks);
-  expect_smallest_model(WeightFormat::kInt8, Way::kBlocks);
+  expect_smallest_model(WeightFormat::kAsStored, Way::kBlocks, 2);
+  expect_smallest_model(WeightFormat::kInt8, Way::kBlocks, 2);
 }
 
 // What is rounded on a GPU (docs/llama.md), of a prompt: a decoded token loses less, of softmax and of int8 weights.
