@@ -226,7 +226,7 @@ Arithmetic gpu_arithmetic(DType cache) {
   kernels::Problem problem;
   problem.q.dtype = problem.k.dtype = problem.v.dtype = cache;
   Arithmetic result;
-  result.linear = [](DType weights) { return kernels::cuda::linear_model(weights, kernels::Pass::kPrefill, 8); };
+  result.linear = [](DType weights) { return kernels::cuda::linear_model(weights, kernels::Pass::kPrefill, 8, 8); };
   result.attention = kernels::cuda::error_model(narrow ? "prefill" : "generic", problem);
   result.cached_bits = result.query_bits = testing_model::bits_of(cache);
   return result;

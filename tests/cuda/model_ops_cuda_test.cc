@@ -109,7 +109,7 @@ TEST_F(CudaModelOps, LinearIsWithinItsBound) {
         const std::vector<float> x = normal(rows * shape.cols), before = normal(rows * shape.rows);
         for (const Pass pass : kPasses) {
           const std::string what = name_of(dtype, shape, rows, pass);
-          const LinearModel model = cuda::linear_model(dtype, pass, shape.rows);
+          const LinearModel model = cuda::linear_model(dtype, pass, shape.rows, shape.cols);
           expect_within(linear(w, x, pass), reference_linear(w.here, x, {}, model), what);
           const There x_there(*ops_, x), y(*ops_, before);
           ops_->linear(w.there, x_there.get(), rows, y.get(), true);
@@ -146,7 +146,8 @@ TEST_F(CudaModelOps, Int8WeightsOfEveryKind) {
         const std::vector<float> x(all.begin(), all.begin() + rows * shape.cols);
         const std::vector<float> y = linear(w, x, pass);
         const std::string what = name_of(DType::kInt8, shape, rows, pass);
-        expect_within(y, reference_linear(w.here, x, {}, cuda::linear_model(DType::kInt8, pass, shape.rows)), what);
+        expect_within(
+            y, reference_linear(w.here, x, {}, cuda::linear_model(DType::kInt8, pass, shape.rows, shape.cols)), what);
         EXPECT_TRUE(same_bits(y.data(), first.data(), first.size())) << what;  // of one row less
         first = y;
       }
@@ -190,7 +191,8 @@ TEST_F(CudaModelOps, LinearPassesOnWhatIsNotFinite) {
         std::vector<float> x = normal(rows * shape.cols);
         x[index((rows - 1) * shape.cols + below(shape.cols))] = bad;
         const std::vector<float> y = linear(w, x, Pass::kDecode);
-        expect_within(y, reference_linear(w.here, x, {}, cuda::linear_model(dtype, Pass::kDecode, shape.rows)),
+        expect_within(y,
+                      reference_linear(w.here, x, {}, cuda::linear_model(dtype, Pass::kDecode, shape.rows, shape.cols)),
                       name_of(dtype, shape, rows, Pass::kDecode));
       }
     }
@@ -256,7 +258,7 @@ BoundedValues normalised_linear(const WeightMatrix& w, const std::vector<float>&
                                 float eps) {
   std::vector<float> scaled(x.size());
   for (std::size_t i = 0; i < x.size(); ++i) scaled[i] = x[i] * norm[i % norm.size()];
-  BoundedValues result = reference_linear(w, scaled, {}, cuda::linear_model(w.dtype, Pass::kDecode, w.rows));
+  BoundedValues result = reference_linear(w, scaled, {}, cuda::linear_model(w.dtype, Pass::kDecode, w.rows, w.cols));
   for (std::size_t i = 0; i < result.value.size(); ++i) {
     const std::size_t row = i / index(w.rows);
     double squares = 0;

@@ -2,8 +2,10 @@
 // What the error bound has to know of the GPU's kernels (docs/exactness.md).
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
+#include "kernels/cuda/model/prompt_product.h"
 #include "kernels/reference/model_reference.h"
 #include "kernels/reference/reference.h"
 
@@ -40,14 +42,14 @@ inline ErrorModel error_model(std::string_view kernel, const Problem& problem) {
   return model;
 }
 
-// The same of linear maps (model_ops.h) with so many outputs.
-inline LinearModel linear_model(DType weights, Pass pass, std::int64_t outputs) {
+// The same of linear maps (model_ops.h).
+inline LinearModel linear_model(DType weights, Pass pass, std::int64_t outputs, std::int64_t inputs) {
   LinearModel model;
   if (weights == DType::kBFloat16 || weights == DType::kInt8) {
     model.activations = Activations::kBFloat16;
     model.unit_roundoff = 0x1p-22;
     model.flushes_subnormals = true;  // what tensor cores do with them is not documented
-    model.weights_in_bfloat16 = weights == DType::kInt8 && pass == Pass::kPrefill && outputs % 8 == 0;
+    model.weights_in_bfloat16 = weights == DType::kInt8 && is_product(weights, pass, outputs, inputs);
   }
   return model;
 }

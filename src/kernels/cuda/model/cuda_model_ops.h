@@ -14,6 +14,7 @@
 #include "kernels/cuda/model/linear_kernels.h"
 #include "kernels/cuda/model/matrix_product.h"
 #include "kernels/cuda/model/pass_tables.h"
+#include "kernels/cuda/model/prompt_product.h"
 #include "kernels/cuda/model/recording.h"
 #include "kernels/cuda/pinned_buffer.h"
 #include "kernels/cuda/ranks/rank_device.h"
@@ -66,13 +67,8 @@ class CudaModelOps final : public ModelOps {
   // How the rows of a matrix are computed in this pass.
   enum class Kernel { kStream, kProduct, kPlain };
   Kernel kernel_of(const WeightMatrix& w) const {
-    // For a product int8 weights are unpacked. That takes 512 MiB at most: only matrices of logits have more, whose
-    // rows are few.
-    constexpr std::int64_t kMostUnpacked = 1 << 28;
     if (!can_stream(w)) return Kernel::kPlain;
-    const bool multiplies =
-        pass_ == Pass::kPrefill && w.rows % 8 == 0 && (w.dtype == DType::kBFloat16 || w.rows * w.cols <= kMostUnpacked);
-    return multiplies ? Kernel::kProduct : Kernel::kStream;
+    return is_product(w.dtype, pass_, w.rows, w.cols) ? Kernel::kProduct : Kernel::kStream;
   }
   // Whether one launch may have both.
   bool same_kernel(const WeightMatrix& a, const WeightMatrix& b) const {
