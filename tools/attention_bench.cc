@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention_bench.h"
 
-#include <algorithm>
-
 namespace treeattn::tools {
 namespace {
 
@@ -20,12 +18,6 @@ std::size_t formula_bytes(const Shape& s) {
 }  // namespace
 
 bool is_prefill(const Shape& shape) { return shape.queries > kDecodeQueries; }
-
-double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
 
 void AttentionLine::fill_in(double seconds, double read_gb_s, double multiply_add_gflops) {
   formula_bytes = tools::formula_bytes(shape);

@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "options.h"
 
@@ -31,8 +30,6 @@ struct AttentionLine {
 
 // Few queries read K and V once and do little else: their limit is memory. More are limited by arithmetic.
 bool is_prefill(const Shape& shape);
-
-double median_of(std::vector<double> values);
 
 struct AttentionBenchOptions {
   int threads = 1;

@@ -4,13 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
 #include "base/check.h"
+#include "base/timing.h"
 #include "command.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "model/activations.h"
@@ -22,14 +22,7 @@
 namespace treeattn::tools {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
+using base::Clock, base::median, base::seconds_since;
 
 // What was measured, and what it is measured against: bytes and bandwidth, or operations and their rate.
 struct StepsLine {

@@ -13,6 +13,7 @@
 #include "base/fma_peak.h"
 #include "base/machine.h"
 #include "base/read_bandwidth.h"
+#include "base/timing.h"
 #include "bench_data.h"
 #include "kernels/cpu/dispatch.h"
 #include "table.h"
@@ -86,7 +87,7 @@ class CpuBench final : public AttentionBench {
     const int automatic = static_cast<int>(std::clamp(seconds / first, 1.0 * kLeastRepeats, 1.0 * kMostRepeats));
     std::vector<double> times(static_cast<std::size_t>(options_.repeat > 0 ? options_.repeat : automatic));
     for (std::size_t i = 0; i < times.size(); ++i) times[i] = one_call(data, shape, i + 3);
-    return median_of(std::move(times));
+    return base::median(std::move(times));
   }
 
   struct Limits {

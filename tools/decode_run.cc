@@ -14,6 +14,7 @@
 
 #include "allocation_counter.h"
 #include "base/machine.h"
+#include "base/timing.h"
 #include "bench_data.h"
 #include "decode_data.h"
 #include "parallel/agree.h"
@@ -38,13 +39,6 @@ void max_of_ranks(Communicator& world, std::span<T> values) {
 std::uint64_t sum_of_ranks(Communicator& world, std::uint64_t value) {
   parallel::combine_over_ranks(world, std::span(&value, 1), std::plus<>());
   return value;
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 // FNV-1a.
@@ -231,9 +225,10 @@ class RankBench {
     max_of_ranks(*world_, std::span(entry.seconds));
     max_of_ranks(*world_, std::span(entry.attending));
     max_of_ranks(*world_, std::span(entry.reducing));
-    line.ms = 1e3 * median(entry.seconds);
+    line.ms = 1e3 * base::median(entry.seconds);
     const bool ring = line.chosen == Strategy::kRing;
-    line.reduce_ms = ring ? std::max(0.0, line.ms - 1e3 * median(entry.attending)) : 1e3 * median(entry.reducing);
+    line.reduce_ms =
+        ring ? std::max(0.0, line.ms - 1e3 * base::median(entry.attending)) : 1e3 * base::median(entry.reducing);
     line.steps = parallel::largest_of_ranks(*world_, line.steps);
     line.bytes = sum_of_ranks(*world_, line.bytes);
     line.remote_bytes = sum_of_ranks(*world_, line.remote_bytes);

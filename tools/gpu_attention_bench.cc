@@ -12,6 +12,7 @@
 #include "attention_bench.h"
 #include "base/machine.h"
 #include "base/round_up.h"
+#include "base/timing.h"
 #include "bench_data.h"
 #include "device_option.h"
 #include "kernels/cuda/gpu_meter.h"
@@ -159,7 +160,7 @@ class GpuBench final : public AttentionBench {
     const double fitting = std::clamp(ms / last, 1.0 * kLeastRepeats, 1.0 * kMostRepeats);
     std::vector<double> times(static_cast<std::size_t>(options_.repeat > 0 ? options_.repeat : fitting));
     for (std::size_t i = 0; i < times.size(); ++i) times[i] = time(i + kWarmUps);
-    return median_of(std::move(times));
+    return base::median(std::move(times));
   }
 
   AttentionBenchOptions options_;

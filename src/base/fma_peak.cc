@@ -7,14 +7,9 @@
 #include <cstddef>
 #include <vector>
 
+#include "base/timing.h"
+
 namespace treeattn::base {
-namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-}  // namespace
 
 BurstRate burst_rate(ThreadPool& pool, int threads, const std::function<double(long iterations)>& burst, double seconds,
                      int repeats) {

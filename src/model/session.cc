@@ -2,11 +2,11 @@
 #include "model/session.h"
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <utility>
 
 #include "base/check.h"
+#include "base/timing.h"
 #include "model/agreement.h"
 #include "model/sampler.h"
 #include "model/stop_scanner.h"
@@ -16,9 +16,7 @@
 namespace treeattn::model {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+using base::Clock, base::seconds_since;
 
 bool contains(std::span<const std::int32_t> tokens, std::int32_t token) {
   return std::find(tokens.begin(), tokens.end(), token) != tokens.end();

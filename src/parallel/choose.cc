@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <iterator>
 #include <limits>
@@ -13,20 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include "base/timing.h"
 #include "parallel/agree.h"
 #include "parallel/tree_attention.h"
 
 namespace treeattn::parallel {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
+using base::Clock, base::median, base::seconds_since;
 
 // Half of a round trip between ranks a and b, in seconds; on any other rank nothing happens.
 double half_round_trip(Communicator& comm, int a, int b, std::size_t bytes, int repeats) {
