@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/timing.h"
 #include "kernels/cuda/device_buffer.h"
 #include "parallel/agree.h"
 #include "treeattn/error.h"
@@ -17,7 +18,7 @@
 namespace treeattn::parallel {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using base::Clock;
 
 constexpr std::chrono::microseconds kNap{20};
 

@@ -3,12 +3,12 @@
 #include "treeattn/parallel_attention.h"
 
 #include <array>
-#include <chrono>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include "base/check.h"
+#include "base/timing.h"
 #include "parallel/agree.h"
 #include "parallel/choose.h"
 #include "parallel/device_reduce.h"
@@ -26,7 +26,7 @@ using parallel::StateShape;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using base::Clock, base::seconds_since;
 
 Traffic difference(const Traffic& now, const Traffic& before) {
   return {now.messages - before.messages, now.bytes - before.bytes, now.remote_messages - before.remote_messages,
@@ -146,7 +146,7 @@ struct ParallelAttention::Impl {
     report = {};
     report.strategy = strategy;
     report.local_seconds = work();
-    const double all = std::chrono::duration<double>(Clock::now() - start).count();
+    const double all = seconds_since(start);
     report.reduce_seconds = all - report.local_seconds;
     report.traffic = difference(communicator->traffic(), before);
   }
@@ -217,7 +217,7 @@ void ParallelAttention::decode(const KvCache& cache, int layer, std::span<const 
     } else {
       const auto start = Clock::now();
       SharedBuffer own = parallel::attend_locally(call, pool);
-      attending = std::chrono::duration<double>(Clock::now() - start).count();
+      attending = seconds_since(start);
       root = impl_->reduce(call, strategy, result, std::move(own), pool);
     }
     return attending;
