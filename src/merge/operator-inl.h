@@ -5,12 +5,9 @@
 // Needs TREEATTN_MERGE_FN (the function specifiers) and merge/exp2_polynomial.h. `Ops` gives the arithmetic on V: a
 // float, a SIMD vector of floats, or a float in a CUDA thread.
 
-// 2^x for x <= 0: what a key, or a whole state, weighs against the largest logit of its union. x below -126 counts as
-// -126, so that a weight vanishes only where a mask says so: 0 * inf would invent a NaN. Exact (1) at x = 0, so a state
-// whose max does not move keeps its bits; NaN stays NaN. Relative error below 2^-22 (tests/merge_test.cc).
+// 2^x for -126 <= x < 127. Exact (1) at x = 0; NaN stays NaN. Relative error below 2^-22 (tests/merge_test.cc).
 template <class Ops, class V>
-TREEATTN_MERGE_FN V exp2_weight(V x) {
-  x = Ops::max(Ops::set(-126.0f), x);  // this argument order keeps NaN on every target
+TREEATTN_MERGE_FN V exp2_in_range(V x) {
   // x = n + f with |f| <= 1/2: adding 1.5 * 2^23 rounds to an integer and leaves n in the low mantissa bits.
   const V shifter = Ops::set(merge::kExp2Shifter);
   const V shifted = Ops::add(x, shifter);
@@ -21,8 +18,15 @@ TREEATTN_MERGE_FN V exp2_weight(V x) {
   p = Ops::fma(p, f, Ops::set(merge::kExp2A2));
   p = Ops::fma(p, f, Ops::set(merge::kExp2A1));
   p = Ops::fma(p, f, Ops::set(1.0f));
-  // A product, not an addition to the exponent bits of p, which could turn a NaN into a number.
-  return Ops::mul(p, Ops::power_of_two(shifted));
+  return Ops::times_power_of_two(p, shifted);
+}
+
+// 2^x for x <= 0: what a key, or a whole state, weighs against the largest logit of its union. x below -126 counts as
+// -126, so that a weight vanishes only where a mask says so: 0 * inf would invent a NaN. As it is exact at x = 0, a
+// state whose max does not move keeps its bits.
+template <class Ops, class V>
+TREEATTN_MERGE_FN V exp2_weight(V x) {
+  return exp2_in_range<Ops>(Ops::max(Ops::set(-126.0f), x));  // this argument order keeps NaN on every target
 }
 
 // The l or o component of merge(lower, higher), w_lower and w_higher being exp2_weight(m_side - m_merged). Not bitwise

@@ -41,12 +41,13 @@ struct ScalarOps {
   }
   // b when either is NaN.
   TREEATTN_MERGE_FN static float max(float a, float b) { return a > b ? a : b; }
-  // 2^n, n being the integer that exp2_weight left in the low mantissa bits of `shifted`.
-  TREEATTN_MERGE_FN static float power_of_two(float shifted) {
+  // p * 2^n, n being the integer that exp2_in_range left in the low mantissa bits of `shifted`. A product, not an
+  // addition to the exponent bits of p, which could turn a NaN into a number.
+  TREEATTN_MERGE_FN static float times_power_of_two(float p, float shifted) {
 #if defined(__CUDA_ARCH__)
-    return __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u);
+    return p * __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u);
 #else
-    return std::bit_cast<float>((std::bit_cast<std::uint32_t>(shifted) << 23) + 0x3f800000u);
+    return p * std::bit_cast<float>((std::bit_cast<std::uint32_t>(shifted) << 23) + 0x3f800000u);
 #endif
   }
 };

@@ -2,12 +2,11 @@
 // Attention on one machine: check, compute the states, finalize.
 #include "treeattn/attention.h"
 
-#include <algorithm>
-
 #include "base/buffer.h"
 #include "base/check.h"
 #include "kernels/cpu/dispatch.h"
 #include "kernels/problem.h"
+#include "parallel/finalize.h"
 #include "treeattn/state.h"
 
 namespace treeattn {
@@ -17,25 +16,6 @@ using base::require;
 
 std::size_t state_count(const kernels::Problem& problem) {
   return static_cast<std::size_t>(problem.rows()) * state_floats(problem.v.head_dim);
-}
-
-// About 7 us of work with heads of 128, counted from 55 ns a row on a Xeon: less is not worth waking a thread.
-constexpr std::size_t kRowsPerTask = 128;
-
-// Whole queries go to a task, as sinks go round with the heads.
-void finalize_on(const kernels::Problem& problem, std::span<const float> states, std::span<float> out,
-                 std::span<float> lse, ThreadPool& pool) {
-  const std::size_t rows = static_cast<std::size_t>(problem.rows());
-  const std::size_t heads = static_cast<std::size_t>(problem.q.heads);
-  const std::size_t task_rows = (kRowsPerTask + heads - 1) / heads * heads;
-  const std::size_t dim = static_cast<std::size_t>(problem.v.head_dim);
-  const std::size_t row_floats = state_floats(problem.v.head_dim);
-  pool.run((rows + task_rows - 1) / task_rows, [&](std::size_t task, int) {
-    const std::size_t first = task * task_rows;
-    const std::size_t count = std::min(task_rows, rows - first);
-    finalize_states(states.subspan(first * row_floats, count * row_floats), problem.v.head_dim, problem.sinks,
-                    out.subspan(first * dim, count * dim), lse.empty() ? lse : lse.subspan(first, count));
-  });
 }
 
 }  // namespace
@@ -53,7 +33,7 @@ void attention(const AttentionInput& in, const AttentionOptions& options, std::s
   base::require_address("lse", lse);
   base::Buffer states(state_count(problem) * sizeof(float));
   kernels::attention_states_on(kernels::active_target(), problem, states.as<float>(), pool);
-  finalize_on(problem, {states.as<float>(), state_count(problem)}, out, lse, pool);
+  parallel::finalize_on(pool, {states.as<float>(), state_count(problem)}, problem.v.head_dim, problem.sinks, out, lse);
 }
 
 void attention_states(const AttentionInput& in, const AttentionOptions& options, std::span<float> states,

@@ -12,6 +12,7 @@
 #include "parallel/agree.h"
 #include "parallel/choose.h"
 #include "parallel/device_reduce.h"
+#include "parallel/finalize.h"
 #include "parallel/ring_attention.h"
 #include "parallel/tree_attention.h"
 #include "treeattn/state.h"
@@ -223,8 +224,8 @@ void ParallelAttention::decode(const KvCache& cache, int layer, std::span<const 
     return attending;
   });
   if (rows == 0) return;
-  finalize_states({root->as<float>(), rows * state_floats(config.v_dim)}, config.v_dim, sinks_of(options.sinks, heads),
-                  out, lse);
+  parallel::finalize_on(pool, {root->as<float>(), rows * state_floats(config.v_dim)}, config.v_dim,
+                        sinks_of(options.sinks, heads), out, lse);
 }
 
 bool ParallelAttention::decode_on_device(const KvCache& cache, int layer, std::span<const SequenceId> sequences,

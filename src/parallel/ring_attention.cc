@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/problem.h"
+#include "parallel/finalize.h"
 #include "parallel/kv_ring.h"
 #include "treeattn/state.h"
 
@@ -100,8 +101,9 @@ void ring_prefill(const PrefillCall& call, bool collect_first, std::span<float> 
   for (const QueryBlock& block : blocks) {
     const std::size_t rows = static_cast<std::size_t>(block.q.queries) * heads;
     const std::size_t first = block.row * heads;
-    finalize_states({block.states.block(0), block.states.block_floats()}, call.store.config().v_dim, call.options.sinks,
-                    out.subspan(first * v_dim, rows * v_dim), lse.empty() ? lse : lse.subspan(first, rows));
+    finalize_on(pool, {block.states.block(0), block.states.block_floats()}, call.store.config().v_dim,
+                call.options.sinks, out.subspan(first * v_dim, rows * v_dim),
+                lse.empty() ? lse : lse.subspan(first, rows));
   }
 }
 

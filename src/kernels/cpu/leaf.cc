@@ -123,14 +123,15 @@ LeafWorker::LeafWorker(const CpuTarget& target, const Problem& problem, std::int
   packed_query_bytes_ = k_ops_.packed_query_bytes(to_int(head_rows), to_int(k_dim));
   packed_query_bytes_ = (packed_query_bytes_ + 63) / 64 * 64;
   sum_floats_ = v_ops_.sum_floats(to_int(v_dim));
+  const std::int64_t softmax_rows = (max_rows + kSoftmaxRows - 1) / kSoftmaxRows * kSoftmaxRows;
   const auto carve = [&](Carver carver) {
     q_packed_ = carver.take<std::byte>(max_heads * static_cast<std::int64_t>(packed_query_bytes_));
     q_rows_ = carver.take<float>(head_rows * k_dim);
-    m_log2_ = carver.take<float>(max_rows);
-    l_ = carver.take<float>(max_rows);
+    m_log2_ = carver.take<float>(softmax_rows);
+    l_ = carver.take<float>(softmax_rows);
     o_ = carver.take<float>(max_rows * sum_floats_);
     logits_ = carver.take<float>(max_rows * kTileTokens);
-    shrink_ = carver.take<float>(max_rows);
+    shrink_ = carver.take<float>(softmax_rows);
     slopes_ = carver.take<float>(max_rows);
     distance_ = carver.take<float>(head_rows);
     k_scales_ = carver.take<float>(max_heads * kTileTokens);
@@ -146,6 +147,9 @@ LeafWorker::LeafWorker(const CpuTarget& target, const Problem& problem, std::int
   std::fill(k_scales_, k_scales_ + max_heads * kTileTokens, 0.0f);
   std::fill(v_scales_, v_scales_ + max_heads * kTileTokens, 0.0f);
   std::fill(logits_, logits_ + max_rows * kTileTokens, 0.0f);
+  // The same past the last row.
+  std::fill(m_log2_, m_log2_ + softmax_rows, 0.0f);
+  std::fill(l_, l_ + softmax_rows, 0.0f);
 }
 
 void LeafWorker::begin_unit(const Unit& unit) {
@@ -341,6 +345,8 @@ TileRows LeafWorker::promote(const KvView& view, const TileRows& from, int token
 // Which tokens of the tile each row sees, and how far they are, where masks or ALiBi need it.
 void LeafWorker::mask_rows(const Tile& tile) {
   masked_ = false;
+  const bool seen_by_all = tile.first >= seen_by_all_.begin && tile.first + tile.tokens <= seen_by_all_.end;
+  if (seen_by_all && problem_.alibi_slopes.empty()) return;
   const std::int64_t group = problem_.group();
   for (std::int64_t q = 0; q < unit_.queries; ++q) {
     const KeyRange seen = problem_.visible(unit_.batch, unit_.query0 + q);

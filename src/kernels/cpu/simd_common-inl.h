@@ -130,9 +130,29 @@ struct VectorOps {
     return hn::IfThenElse(hn::Gt(a, b), a, b);
 #endif
   }
-  static HWY_INLINE V power_of_two(V shifted) {
+  static HWY_INLINE V min(V a, V b) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_SSE4
+    return hn::Min(a, b);
+#elif HWY_TARGET == HWY_NEON
+    if constexpr (sizeof(a.raw) == 16) {
+      return V(vminq_f32(a.raw, b.raw));
+    } else {
+      return hn::IfThenElse(hn::Lt(a, b), a, b);
+    }
+#else
+    return hn::IfThenElse(hn::Lt(a, b), a, b);
+#endif
+  }
+  // As ScalarOps::times_power_of_two; AVX-512 has an instruction for it, with the same bits.
+  static HWY_INLINE V times_power_of_two(V p, V shifted) {
+#if HWY_TARGET == HWY_AVX3
+    if constexpr (sizeof(p.raw) == 64) {
+      return V{_mm512_scalef_ps(p.raw, hn::Sub(shifted, set(merge::kExp2Shifter)).raw)};
+    }
+#endif
     const hn::RebindToUnsigned<DF> du;
-    return hn::BitCast(DF(), hn::Add(hn::ShiftLeft<23>(hn::BitCast(du, shifted)), hn::Set(du, 0x3f800000u)));
+    const auto power = hn::Add(hn::ShiftLeft<23>(hn::BitCast(du, shifted)), hn::Set(du, 0x3f800000u));
+    return hn::Mul(p, hn::BitCast(DF(), power));
   }
 };
 

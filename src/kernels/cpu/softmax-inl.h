@@ -8,7 +8,9 @@
 #endif
 
 #include <limits>
+#include <utility>
 
+#include "kernels/cpu/row_vectors-inl.h"
 #include "kernels/cpu/simd_common-inl.h"
 #include "kernels/cpu/visible_rows-inl.h"
 #include "merge/operator.h"
@@ -32,9 +34,22 @@ HWY_INLINE V tanh_of(DF df, V x) {
   return hn::IfThenElse(hn::Lt(hn::Abs(x), hn::Set(df, 0.125f)), small, large);
 }
 
+// The head of a row among those of all heads. Many rows have one head: no division, which can take as long as a row.
+HWY_INLINE int head_of(const SoftmaxArgs& args, int row) { return args.heads == 1 ? 0 : row / args.rows; }
+HWY_INLINE int row_of_head(const SoftmaxArgs& args, int row) { return row - head_of(args, row) * args.rows; }
+
 // The scales of the keys, or of the values, for a row among those of all heads.
 HWY_INLINE const float* scales_of(const SoftmaxArgs& args, const float* scales, int row) {
-  return scales + row / args.rows * kTileTokens;
+  return scales + head_of(args, row) * kTileTokens;
+}
+
+struct SeenTokens {
+  int begin, end;
+};
+HWY_INLINE SeenTokens seen_tokens(const SoftmaxArgs& args, int row) {
+  if (!args.begin) return {0, args.tokens};
+  const int r = row_of_head(args, row);
+  return {args.begin[r], args.end[r]};
 }
 
 // One vector of logits at token t, in log2 units.
@@ -44,42 +59,31 @@ HWY_INLINE hn::Vec<DF> shaped(DF df, const SoftmaxArgs& args, int row, const flo
   if (args.key_scales) y = hn::Mul(y, hn::LoadU(df, scales_of(args, args.key_scales, row) + t));
   if (args.cap_log2 > 0) y = hn::Mul(tanh_of(df, y), hn::Set(df, args.cap_log2));
   if (args.slopes_log2) {
-    const auto distance = hn::Add(hn::Iota(df, static_cast<float>(t)), hn::Set(df, args.distance[row % args.rows]));
+    const auto distance =
+        hn::Add(hn::Iota(df, static_cast<float>(t)), hn::Set(df, args.distance[row_of_head(args, row)]));
     y = hn::MulAdd(hn::Set(df, args.slopes_log2[row]), distance, y);
   }
   return y;
 }
 
-// Scales, soft-cap, ALiBi, mask: x[0, padded) in log2 units, -inf where hidden. Returns the maximum.
+// Scales, soft-cap, ALiBi, mask: the row's logits in log2 units, -inf where hidden. Returns the maximum, lane by lane.
 template <class DF>
-HWY_INLINE float shape_logits(DF df, const SoftmaxArgs& args, int row, float* x, int padded) {
+HWY_INLINE hn::Vec<DF> shape_logits(DF df, const SoftmaxArgs& args, int row, int padded) {
   const int lanes = static_cast<int>(hn::Lanes(df));
-  auto max = hn::Set(df, merge::kEmptyMax);
-  const int begin = args.begin ? args.begin[row % args.rows] : 0;
-  const int end = args.end ? args.end[row % args.rows] : args.tokens;
-  const bool all_visible = begin == 0 && end == padded;
-  if (all_visible && !args.slopes_log2 && args.cap_log2 <= 0) {
-    const auto factor = hn::Set(df, args.factor);
-    const float* scales = args.key_scales ? scales_of(args, args.key_scales, row) : nullptr;
-    for (int t = 0; t < padded; t += lanes) {
-      auto y = hn::Mul(hn::LoadU(df, x + t), factor);
-      if (scales) y = hn::Mul(y, hn::LoadU(df, scales + t));
-      max = hn::Max(max, y);
-      hn::StoreU(y, df, x + t);
-    }
-    return hn::GetLane(hn::MaxOfLanes(df, max));
-  }
+  float* x = args.logits + row * kTileTokens;
   for (int t = 0; t < padded; t += lanes) hn::StoreU(shaped(df, args, row, x, t), df, x + t);
-  for (int t = 0; t < begin; ++t) x[t] = merge::kEmptyMax;
-  for (int t = end; t < padded; ++t) x[t] = merge::kEmptyMax;
+  const SeenTokens seen = seen_tokens(args, row);
+  for (int t = 0; t < seen.begin; ++t) x[t] = merge::kEmptyMax;
+  for (int t = seen.end; t < padded; ++t) x[t] = merge::kEmptyMax;
+  auto max = hn::Set(df, merge::kEmptyMax);
   for (int t = 0; t < padded; t += lanes) max = hn::Max(max, hn::LoadU(df, x + t));
-  return hn::GetLane(hn::MaxOfLanes(df, max));
+  return max;
 }
 
-// x -> 2^(x - m), 0 where x = -inf; returns the sum. Then the scales, if any: what is hidden stays 0 whatever its
-// scale, and what is visible and vanishes by its scale becomes -0, to be told from it.
+// x -> 2^(x - m), 0 where x = -inf; returns the sum, lane by lane. Then the scales, if any: what is hidden stays 0
+// whatever its scale.
 template <bool kScaled, class DF>
-HWY_INLINE float weigh(DF df, const SoftmaxArgs& args, const float* scales, float m, float* x, int padded) {
+HWY_INLINE hn::Vec<DF> weigh(DF df, const SoftmaxArgs& args, const float* scales, float m, float* x, int padded) {
   using Ops = VectorOps<DF>;
   const int lanes = static_cast<int>(hn::Lanes(df));
   const auto vm = hn::Set(df, m);
@@ -93,101 +97,186 @@ HWY_INLINE float weigh(DF df, const SoftmaxArgs& args, const float* scales, floa
     p = hn::IfThenZeroElse(hn::Eq(y, hidden), p);
     sum = hn::Add(sum, p);
     if constexpr (kScaled) {
-      const auto product = hn::Mul(p, hn::LoadU(df, scales + t));
-      const auto seen = hn::IfThenElse(hn::Eq(product, hn::Zero(df)), hn::Set(df, -0.0f), product);
-      p = hn::IfThenZeroElse(hn::Eq(y, hidden), seen);
+      p = hn::IfThenZeroElse(hn::Eq(y, hidden), scaled_weight(df, p, hn::LoadU(df, scales + t)));
     }
     hn::StoreU(p, df, x + t);
   }
   if (hn::GetLane(hn::MinOfLanes(df, lowest)) == merge::kEmptyMax) *args.any_hidden = true;
-  return hn::GetLane(hn::SumOfLanes(df, sum));
+  return sum;
 }
 
-// Moves one row's state on to the maximum m, and adds the sum of its weights.
-HWY_INLINE void advance(const SoftmaxArgs& args, int r, float m, float sum) {
-  const float m_old = args.m_log2[r];
-  args.shrink[r] = m_old != merge::kEmptyMax && m_old != m ? merge::state_weight(m_old, m) : 1.0f;
-  args.l[r] = merge::merge_component<merge::ScalarOps>(args.l[r], args.shrink[r], sum, 1.0f);
-  args.m_log2[r] = m;
+// Whether nothing but scales stands between the logits and the weights of rows that see the whole tile. That there are
+// scales must not decide it: a cache has them where a view may have none, and scales of 1 change no bits.
+HWY_INLINE bool only_scaled(const SoftmaxArgs& args) {
+  return !args.slopes_log2 && args.cap_log2 <= 0 && args.factor > 0;
 }
 
-// A row whose logits have been shaped.
-template <class DF>
-HWY_INLINE void weigh_row(DF df, const SoftmaxArgs& args, int r, float tile_max, int padded) {
-  float* x = args.logits + r * kTileTokens;
-  const float m_old = args.m_log2[r];
-  float m = tile_max > m_old ? tile_max : m_old;
-  if (!(m > std::numeric_limits<float>::lowest())) {
-    // Nothing visible, it seems. Slowly and surely: targets differ in what the maximum of -inf and NaN is.
-    m = m_old;
-    for (int t = 0; t < padded; ++t) m = x[t] > m || x[t] != x[t] ? x[t] : m;
+// A whole tile, not all of a short one: which tokens are in a tile depends on the other rows.
+HWY_INLINE bool sees_tile(const SoftmaxArgs& args, int row) {
+  const SeenTokens seen = seen_tokens(args, row);
+  return seen.begin == 0 && seen.end == kTileTokens;
+}
+
+// Some rows that are worked on together: independent ones hide how long the others' maxima and sums take. What becomes
+// of a row does not depend on the others.
+class RowGroup {
+ public:
+  // Those from `first` on. Rows that are not all visible are shaped.
+  HWY_INLINE void find_maxima(const SoftmaxArgs& args, int first) {
+    const int rows = args.heads * args.rows - first;
+    first_ = first;
+    count_ = rows < kSoftmaxRows ? rows : kSoftmaxRows;
+    args.key_scales ? put_extremes<true>(args) : put_extremes<false>(args);
+    choose_maxima(args);
   }
-  if (m == merge::kEmptyMax) {
-    for (int t = 0; t < padded; ++t) x[t] = 0.0f;
-    args.shrink[r] = 1.0f;
-    *args.any_hidden = true;
-    return;
+
+  // The logits become weights, and the states of the rows move on.
+  HWY_INLINE void weigh_rows(const SoftmaxArgs& args) {
+    RowVectors sums;
+    if (args.key_scales) {
+      args.value_scales ? weigh_in_range<true, true>(args, sums) : weigh_in_range<true, false>(args, sums);
+    } else {
+      args.value_scales ? weigh_in_range<false, true>(args, sums) : weigh_in_range<false, false>(args, sums);
+    }
+    for (int i = 0; i < count_; ++i) {
+      if (!in_range(i)) weigh_any(args, i, sums);
+    }
+    advance(args, sums);
   }
-  const float* scales = args.value_scales ? scales_of(args, args.value_scales, r) : nullptr;
-  const float sum =
-      scales ? weigh<true>(df, args, scales, m, x, padded) : weigh<false>(df, args, nullptr, m, x, padded);
-  advance(args, r, m, sum);
-}
 
-// Whether nothing but scales stands between the logits of a row and its weights. That there are scales must not decide
-// it: a cache has them where a view may have none, and scales of 1 change no bits.
-HWY_INLINE bool all_visible(const SoftmaxArgs& args, int row, int padded) {
-  if (!kHasVisibleRows || args.slopes_log2) return false;
-  const int begin = args.begin ? args.begin[row % args.rows] : 0;
-  const int end = args.end ? args.end[row % args.rows] : args.tokens;
-  return begin == 0 && end == padded && args.cap_log2 <= 0 && args.factor > 0;
-}
+ private:
+  using DF = RowTag;
+  using Vec = RowVec;
 
-HWY_INLINE Extremes extremes_of_row(const SoftmaxArgs& args, int r, int padded) {
-  const float* x = args.logits + r * kTileTokens;
-  return args.key_scales ? extremes_of<true>(x, scales_of(args, args.key_scales, r), padded)
-                         : extremes_of<false>(x, nullptr, padded);
-}
-
-// False: the row is another one after all, and as it was.
-HWY_INLINE bool weigh_visible_row(const SoftmaxArgs& args, int r, const Extremes& logits, int padded) {
-  const float most = logits.most * args.factor;
-  const float m = most > args.m_log2[r] ? most : args.m_log2[r];
-  if (!in_range(logits, args.factor, m)) return false;
-  float* x = args.logits + r * kTileTokens;
-  const float* of_keys = args.key_scales ? scales_of(args, args.key_scales, r) : nullptr;
-  const float* of_values = args.value_scales ? scales_of(args, args.value_scales, r) : nullptr;
-  const auto weigh = of_keys ? (of_values ? weigh_visible<true, true> : weigh_visible<true, false>)
-                             : (of_values ? weigh_visible<false, true> : weigh_visible<false, false>);
-  advance(args, r, m, weigh(args.factor, m, of_keys, of_values, x, padded));
-  return true;
-}
-
-// Rows in two passes over a few of them at a time: the second needs the first's maximum, and several rows in between
-// hide how long that takes.
-void softmax(const SoftmaxArgs& args) {
-  const hn::ScalableTag<float> df;
-  const int lanes = static_cast<int>(hn::Lanes(df));
-  const int padded = (args.tokens + lanes - 1) / lanes * lanes;
-  constexpr int kRows = 8;
-  const int rows = args.heads * args.rows;
-  const auto shape = [&](int r) HWY_ATTR { return shape_logits(df, args, r, args.logits + r * kTileTokens, padded); };
-  for (int r0 = 0; r0 < rows; r0 += kRows) {
-    const int r1 = r0 + kRows < rows ? r0 + kRows : rows;
-    bool visible[kRows];
-    Extremes extremes[kRows];
-    for (int r = r0; r < r1; ++r) {
-      visible[r - r0] = all_visible(args, r, padded);
-      if (visible[r - r0]) {
-        extremes[r - r0] = extremes_of_row(args, r, padded);
-      } else {
-        extremes[r - r0].most = shape(r);
+  // Of the logits as they are, if a row is visible; of the shaped ones, if not.
+  template <bool kKeyScales>
+  HWY_INLINE void put_extremes(const SoftmaxArgs& args) {
+    using Ops = VectorOps<DF>;
+    RowVectors leasts, mosts;
+    const bool plain = only_scaled(args);
+    for (int i = 0; i < count_; ++i) {
+      const int r = first_ + i;
+      visible_[i] = plain && sees_tile(args, r);
+      if (!visible_[i]) {
+        put_shaped(args, i, leasts, mosts);
+        continue;
       }
+      Vec least, most;
+      extremes_of<kKeyScales>(logits_of(args, i), kKeyScales ? scales_of(args, args.key_scales, r) : nullptr, least,
+                              most);
+      leasts.put(i, least), mosts.put(i, most);
     }
-    for (int r = r0; r < r1; ++r) {
-      if (visible[r - r0] && weigh_visible_row(args, r, extremes[r - r0], padded)) continue;
-      weigh_row(df, args, r, visible[r - r0] ? shape(r) : extremes[r - r0].most, padded);
+    leasts.combine(
+        count_, [](Vec a, Vec b) HWY_ATTR { return Ops::min(a, b); }, least_);
+    mosts.combine(
+        count_, [](Vec a, Vec b) HWY_ATTR { return Ops::max(a, b); }, most_);
+  }
+
+  // m_ of the rows that visible_rows-inl.h is for, NaN for the others.
+  HWY_INLINE void choose_maxima(const SoftmaxArgs& args) {
+    for_each_vector([&](auto df, int i) HWY_ATTR {
+      const auto factor = hn::Set(df, args.factor);
+      const auto m_old = hn::LoadU(df, args.m_log2 + first_ + i);
+      const auto most = hn::Mul(hn::Load(df, most_ + i), factor);
+      const auto m = hn::IfThenElse(hn::Gt(most, m_old), most, m_old);
+      const auto lowest = hn::Sub(hn::Mul(hn::Load(df, least_ + i), factor), m);
+      const auto in_range =
+          hn::And(hn::Le(hn::Abs(m), hn::Set(df, kMostVisible)), hn::Ge(lowest, hn::Set(df, kLeastArgument)));
+      hn::Store(hn::IfThenElse(in_range, m, hn::NaN(df)), df, m_ + i);
+    });
+  }
+  HWY_INLINE bool in_range(int i) const { return m_[i] <= kMostVisible; }
+
+  template <bool kKeyScales, bool kValueScales>
+  HWY_INLINE void weigh_in_range(const SoftmaxArgs& args, RowVectors& sums) {
+    for (int i = 0; i < count_; ++i) {
+      if (!in_range(i)) continue;
+      const float* of_keys = kKeyScales ? scales_of(args, args.key_scales, first_ + i) : nullptr;
+      const float* of_values = kValueScales ? scales_of(args, args.value_scales, first_ + i) : nullptr;
+      sums.put(i, weigh_visible<kKeyScales, kValueScales>(args.factor, m_[i], of_keys, of_values, logits_of(args, i)));
     }
+  }
+
+  HWY_NOINLINE void put_shaped(const SoftmaxArgs& args, int i, RowVectors& leasts, RowVectors& mosts) const {
+    leasts.put(i, hn::Set(DF(), merge::kEmptyMax));  // in no range
+    mosts.put(i, shape_logits(DF(), args, first_ + i, padded(args)));
+  }
+
+  // Any row: finds m_ and puts the sum, lane by lane.
+  HWY_NOINLINE void weigh_any(const SoftmaxArgs& args, int i, RowVectors& sums) {
+    const DF df;
+    const int r = first_ + i;
+    float* x = logits_of(args, i);
+    const float most =
+        visible_[i] ? hn::GetLane(hn::MaxOfLanes(df, shape_logits(df, args, r, padded(args)))) : most_[i];
+    const float m_old = args.m_log2[r];
+    float m = most > m_old ? most : m_old;
+    if (!(m > std::numeric_limits<float>::lowest())) {
+      // Nothing visible, it seems. Slowly and surely: targets differ in what the maximum of -inf and NaN is.
+      m = m_old;
+      for (int t = 0; t < padded(args); ++t) m = x[t] > m || x[t] != x[t] ? x[t] : m;
+    }
+    m_[i] = m;
+    if (m == merge::kEmptyMax) {
+      for (int t = 0; t < padded(args); ++t) x[t] = 0.0f;
+      *args.any_hidden = true;
+      sums.put(i, hn::Zero(df));
+    } else if (args.value_scales) {
+      sums.put(i, weigh<true>(df, args, scales_of(args, args.value_scales, r), m, x, padded(args)));
+    } else {
+      sums.put(i, weigh<false>(df, args, nullptr, m, x, padded(args)));
+    }
+  }
+
+  // The states move on to the maxima m_, and the sums of the weights are added.
+  HWY_INLINE void advance(const SoftmaxArgs& args, const RowVectors& sums) {
+    HWY_ALIGN float sum[kNumbers];
+    sums.combine(
+        count_, [](Vec a, Vec b) HWY_ATTR { return hn::Add(a, b); }, sum);
+    for_each_vector([&](auto df, int i) HWY_ATTR {
+      using Ops = VectorOps<decltype(df)>;
+      const int r = first_ + i;
+      const auto m = hn::Load(df, m_ + i), m_old = hn::LoadU(df, args.m_log2 + r);
+      const auto one = hn::Set(df, 1.0f);
+      const auto same = hn::Or(hn::Eq(m_old, hn::Set(df, merge::kEmptyMax)), hn::Eq(m_old, m));
+      const auto shrink = hn::IfThenElse(same, one, exp2_weight<Ops>(hn::Sub(m_old, m)));
+      const auto l = hn::LoadU(df, args.l + r);
+      hn::StoreU(merge_component<Ops>(l, shrink, hn::Load(df, sum + i), one), df, args.l + r);
+      hn::StoreU(shrink, df, args.shrink + r);
+      hn::StoreU(m, df, args.m_log2 + r);
+    });
+  }
+
+  // body(tag, i) for the numbers of rows i and after, in one vector.
+  template <class Body>
+  HWY_INLINE void for_each_vector(const Body& body) const {
+    const hn::CappedTag<float, kSoftmaxRows> df;
+    for (int i = 0; i < count_; i += static_cast<int>(hn::Lanes(df))) body(df, i);
+  }
+  HWY_INLINE float* logits_of(const SoftmaxArgs& args, int i) const { return args.logits + (first_ + i) * kTileTokens; }
+  static HWY_INLINE int padded(const SoftmaxArgs& args) {
+    const int lanes = static_cast<int>(hn::Lanes(DF()));
+    return (args.tokens + lanes - 1) / lanes * lanes;
+  }
+
+  static constexpr int kNumbers = kSoftmaxRows + static_cast<int>(hn::MaxLanes(DF()));  // RowVectors::combine
+
+  int first_ = 0, count_ = 0;
+  bool visible_[kSoftmaxRows] = {};
+  HWY_ALIGN float least_[kNumbers] = {}, most_[kNumbers] = {};
+  HWY_ALIGN float m_[kSoftmaxRows] = {};
+};
+
+void softmax(const SoftmaxArgs& args) {
+  // The next rows' maxima are looked for first, so that nothing waits for them.
+  RowGroup groups[2];
+  RowGroup *now = &groups[0], *next = &groups[1];
+  const int rows = args.heads * args.rows;
+  now->find_maxima(args, 0);
+  for (int r = 0; r < rows; r += kSoftmaxRows) {
+    if (r + kSoftmaxRows < rows) next->find_maxima(args, r + kSoftmaxRows);
+    now->weigh_rows(args);
+    std::swap(now, next);
   }
 }
 

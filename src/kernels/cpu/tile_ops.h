@@ -24,6 +24,8 @@ namespace treeattn::kernels {
 inline constexpr int kTileTokens = 64;
 inline constexpr int kTokenBlock = 4;
 inline constexpr int kMaxHeadDim = 256;
+// Rows whose maxima, and whose sums, softmax finds together.
+inline constexpr int kSoftmaxRows = 16;
 // Most heads * rows of one call, except on float32 keys and values, which have no such limit.
 inline constexpr int kMaxRowsPerCall = 128;
 // From this many rows per head on, a unit must have one head only: its tiles are packed, or converted to float32, once
@@ -60,6 +62,7 @@ struct DotArgs {
   Ahead ahead;              // may be ignored
 };
 
+// m_log2, l and shrink have room for a multiple of kSoftmaxRows rows.
 struct SoftmaxArgs {
   float* logits = nullptr;  // [heads, rows, kTileTokens]: logits in, weights out; padding comes out as 0
   int heads = 0;
