@@ -2,9 +2,9 @@
 // The rows of weights that one row of x meets, dealt out to the threads.
 //
 // Every thread has a part of its own, which it reads from end to end, mostly as four streams, as one leaves a fifth of
-// the read bandwidth unused. A new place in memory costs one or two microseconds until its streams are at full speed
-// again, as much as 64 KiB of weights (docs/cpu_notes.md). A thread claims its part block by block, so that one that is
-// done goes on with what others have left of theirs.
+// the read bandwidth unused (but not of a Neoverse N1: LinearOps::streams). A new place in memory costs one or two
+// microseconds until its streams are at full speed again, as much as 64 KiB of weights (docs/cpu_notes.md). A thread
+// claims its part block by block, so that one that is done goes on with what others have left of theirs.
 #pragma once
 
 #include <atomic>

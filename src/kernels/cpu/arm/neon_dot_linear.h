@@ -10,6 +10,18 @@ namespace treeattn::kernels::neon_dot {
 inline constexpr int kTileRows = 4;                // of x, worked on together
 inline constexpr std::int64_t kPackFromRows = 16;  // of x: fewer meet the weights as they lie
 
+// Asks for kBytes at p. Rows of weights that are read side by side would be as many streams, and four read two thirds
+// of what one does on a Neoverse N1. So weights come into a cache in the order of memory, and are worked on there in
+// another. Past the last row that is the next matrix, mostly, or a few lines for nothing.
+enum class Level { kFirst, kSecond };
+template <int kBytes, Level kLevel = Level::kSecond>
+__attribute__((always_inline)) static inline void fetch(const void* p) {
+  TREEATTN_UNROLL
+  for (int at = 0; at < kBytes; at += 64) {
+    __builtin_prefetch(static_cast<const std::byte*>(p) + at, 0, kLevel == Level::kFirst ? 3 : 2);
+  }
+}
+
 // body.template operator()<R>(first row), R being kTileRows, or what is left.
 template <class Body>
 static inline void for_each_tile(std::int64_t rows, const Body& body) {
@@ -30,27 +42,14 @@ static inline void for_each_tile(std::int64_t rows, const Body& body) {
 //                                    packs columns [col, col + count) of kPanelRows rows of weights from `first` on
 //   multiply_panel<R>(args, row, col, count, panel, sums)
 //                                    adds R rows of x, from `row` on, times the panel to sums [R][kPanelRows]
-//   multiply_few<R, N>(args, row, first, distance)
+//   multiply_few<R, N>(args, row, first)
 //                                    R rows of x by N rows of weights, 4 or 1, as they lie
 template <class Kernel>
 class Multiplication {
  public:
   static void multiply(const LinearArgs& args) {
-    if (args.rows >= kPackFromRows) {
-      for (std::int64_t n = args.begin; n < args.end; n += kLinearBlock) Multiplication(args, n).multiply_block();
-      return;
-    }
-    // Four streams, an odd number of rows apart (row_parts.cc), if the call has none, and what is left over.
-    LinearArgs part = args;
-    if (args.stream == 0 && args.end - args.begin >= 8) {
-      part.stream = ((args.end - args.begin) / 4 - 1) | 1;
-      part.end = args.begin + part.stream;
-      multiply_few(part);
-      part.begin += 4 * part.stream;
-      part.end = args.end;
-      part.stream = 0;
-    }
-    multiply_few(part);
+    if (args.rows < kPackFromRows) return multiply_few(args);
+    for (std::int64_t n = args.begin; n < args.end; n += kLinearBlock) Multiplication(args, n).multiply_block();
   }
 
  private:
@@ -59,9 +58,8 @@ class Multiplication {
   static_assert(kPanels * Kernel::kPanelBytes + kLinearRows * kLinearBlock * sizeof(float) <= kLinearScratchBytes);
 
   static void multiply_few(const LinearArgs& args) {
-    linear_loops::for_each_stream_step(args, [&]<int N>(std::int64_t first, std::int64_t distance) {
-      for_each_tile(args.rows,
-                    [&]<int R>(std::int64_t row) { Kernel::template multiply_few<R, N>(args, row, first, distance); });
+    linear_loops::for_each_stream_step(args, [&]<int N>(std::int64_t first, std::int64_t) {
+      for_each_tile(args.rows, [&]<int R>(std::int64_t row) { Kernel::template multiply_few<R, N>(args, row, first); });
     });
   }
 

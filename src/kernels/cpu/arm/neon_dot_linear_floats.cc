@@ -2,10 +2,11 @@
 // Linear maps with weights of float32, float16 and bfloat16 by float32 multiply-adds. x stays float32, and weights
 // become float32, which is exact.
 //
-// The order of a sum: columns come in runs of kDepth. In a run column c is added to lane c % 4 of a vector, one column
-// after the other, and the lanes are added at the end. The runs are added one after the other. In that order rows of x
-// and of weights meet as they lie in memory, whether there is one row of x or many; and with many, what has to wait
-// for the next run is a float and not a vector.
+// The order of a sum: columns come in runs of kDepth. In a run column after column is added to lane c % 4 of a vector,
+// and the lanes are added at the end. The runs are added one after the other. Four runs share kBlock columns, eight
+// columns by turns: so one row of x meets a row of weights as it lies in memory with four sums at work, as a sum alone
+// would wait for itself. Columns that do not fill a block make runs as they lie. With many rows of x what has to wait
+// for the next run is a float and not a vector; x and weights are packed run by run.
 #include "kernels/cpu/arm/neon_dot_linear.h"
 #include "kernels/cpu/arm/neon_vectors.h"
 #include "kernels/cpu/targets.h"
@@ -19,6 +20,21 @@ using neon::Floats8;
 using neon_dot::kTileRows;
 
 constexpr std::int64_t kStep = 8;  // columns, loaded together
+constexpr std::int64_t kDepth = 256;
+constexpr std::int64_t kBlock = 4 * kDepth;
+
+// Where columns are that follow each other in a run: the first eight, and how far from eight to eight.
+struct Run {
+  std::int64_t col, distance;
+
+  // The run that place `at` in the order of the sum belongs to, from there on.
+  Run(std::int64_t at, std::int64_t cols) : col(at), distance(kStep) {
+    const std::int64_t block = at / kBlock * kBlock, in_block = at - block;
+    if (block + kBlock > cols) return;
+    distance = kBlock / kDepth * kStep;
+    col = block + in_block % kDepth / kStep * distance + in_block / kDepth * kStep;
+  }
+};
 
 std::int64_t whole_steps(std::int64_t cols) { return (cols + kStep - 1) / kStep * kStep; }
 
@@ -30,10 +46,11 @@ const float* tile_at(const LinearArgs& args, std::int64_t row) {
   return reinterpret_cast<const float*>(args.x + row / kTileRows * static_cast<std::int64_t>(tile_bytes(args.cols)));
 }
 
-// [column / 4][row][4], zeros up to whole steps.
+// In the order of the sum: [column / 4][row][4], zeros up to whole steps. A single row stays as it is.
 void pack_tile(const float* x, int rows, std::int64_t cols, std::byte* packed) {
   float* out = reinterpret_cast<float*>(packed);
-  for (std::int64_t col = 0; col < whole_steps(cols); col += 4) {
+  for (std::int64_t at = 0; at < whole_steps(cols); at += 4) {
+    const std::int64_t col = rows == 1 ? at : Run(at / kStep * kStep, cols).col + at % kStep;
     for (int r = 0; r < rows; ++r, out += 4) {
       const float* from = x + r * cols + col;
       if (col + 4 <= cols) {
@@ -45,18 +62,33 @@ void pack_tile(const float* x, int rows, std::int64_t cols, std::byte* packed) {
   }
 }
 
-// Types of weights: how eight of them become float32.
+// FMLA, where it is written: compilers do not move what is volatile past its like.
+float32x4_t multiply_add_in_order(float32x4_t sum, float32x4_t a, float32x4_t b) {
+  asm volatile("fmla %0.4s, %1.4s, %2.4s" : "+w"(sum) : "w"(a), "w"(b));
+  return sum;
+}
+
+// Types of weights: how eight of them become float32, and the same with ZIP where it is written.
 struct Float32 {
   using Element = float;
   static Floats8 load(const Element* p) { return neon::load_floats8(p); }
+  static Floats8 load_in_order(const Element* p) { return load(p); }
 };
 struct Float16 {
   using Element = std::uint16_t;
   static Floats8 load(const Element* p) { return neon::widened(vreinterpretq_f16_u16(vld1q_u16(p))); }
+  static Floats8 load_in_order(const Element* p) { return load(p); }
 };
 struct BFloat16 {
   using Element = std::uint16_t;
   static Floats8 load(const Element* p) { return neon::widened_bf16(vld1q_u16(p)); }
+  static Floats8 load_in_order(const Element* p) {
+    const uint16x8_t x = vld1q_u16(p), zeros = vdupq_n_u16(0);
+    Floats8 out;
+    asm volatile("zip1 %0.8h, %1.8h, %2.8h" : "=w"(out.low) : "w"(zeros), "w"(x));
+    asm volatile("zip2 %0.8h, %1.8h, %2.8h" : "=w"(out.high) : "w"(zeros), "w"(x));
+    return out;
+  }
 };
 
 // The last columns of a row, with zeros up to a whole step.
@@ -72,7 +104,7 @@ struct Kernel {
   using Element = typename Weight::Element;
   static constexpr std::int64_t kPanelRows = 4;
   static constexpr std::int64_t kNearPanels = 8;
-  static constexpr std::int64_t kDepth = 256;
+  static constexpr std::int64_t kDepth = treeattn::kernels::kDepth;
   static constexpr std::int64_t kPanelBytes = kDepth * kPanelRows * static_cast<std::int64_t>(sizeof(float));
 
   static std::int64_t whole(std::int64_t cols) { return whole_steps(cols); }
@@ -82,40 +114,91 @@ struct Kernel {
     return vpaddq_f32(vpaddq_f32(sums[0], sums[1]), vpaddq_f32(sums[2], sums[3]));
   }
 
-  // One row of weights is taken four times.
+  // A block of one row of x and one of weights; the total is in all lanes.
+  //
+  // The next weights become float32 while the last are multiplied: pairs of ZIP and pairs of FMLA by turns, and a sum
+  // always in the same half of a pair. In this order no pipe of a Neoverse N1 has a ZIP and an FMLA that end at once,
+  // and no sum waits for the other pipe.
+  static void add_block(const float* x, const Element* w, float32x4_t& total) {
+    constexpr std::int64_t kAhead = 1024 / sizeof(Element);
+    float32x4_t sums[4] = {};
+    Floats8 even[4], odd[4];
+    TREEATTN_UNROLL
+    for (int run = 0; run < 4; ++run) even[run] = Weight::load_in_order(w + run * kStep);
+    const auto step = [&](std::int64_t at, const Floats8(&now)[4], std::int64_t next_at, Floats8(&next)[4])
+        __attribute__((always_inline)) {
+      neon_dot::fetch<4 * kStep * sizeof(Element), neon_dot::Level::kFirst>(w + 4 * at + kAhead);
+      TREEATTN_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        next[i] = Weight::load_in_order(w + 4 * next_at + i * kStep);
+        TREEATTN_UNROLL
+        for (int run = i % 2 * 2; run < i % 2 * 2 + 2; ++run) {
+          const float32x4_t of_x = vld1q_f32(x + 4 * at + run * kStep + i / 2 * 4);
+          sums[run] = multiply_add_in_order(sums[run], of_x, i < 2 ? now[run].low : now[run].high);
+        }
+      }
+    };
+    for (std::int64_t at = 0; at < kDepth; at += 2 * kStep) {
+      step(at, even, at + kStep, odd);
+      step(at + kStep, odd, (at + 2 * kStep) % kDepth, even);
+    }
+    const float32x4_t runs = add_lanes(sums);
+    total = vaddq_f32(total, vdupq_laneq_f32(runs, 0));
+    total = vaddq_f32(total, vdupq_laneq_f32(runs, 1));
+    total = vaddq_f32(total, vdupq_laneq_f32(runs, 2));
+    total = vaddq_f32(total, vdupq_laneq_f32(runs, 3));
+  }
+
+  // One row of weights is taken four times. Not inlined, as GCC 12 would run out of registers, also below.
   template <int R, int N>
-  static void multiply_few(const LinearArgs& args, std::int64_t row, std::int64_t first, std::int64_t distance) {
+  __attribute__((noinline)) static void multiply_few(const LinearArgs& args, std::int64_t row, std::int64_t first) {
+    if constexpr (R == 1 && N > 1) {
+      for (int n = 0; n < N; ++n) multiply_few<1, 1>(args, row, first + n);
+      return;
+    }
     const float* x = tile_at(args, row);
     const Element* w[N];
     TREEATTN_UNROLL
-    for (int n = 0; n < N; ++n) w[n] = reinterpret_cast<const Element*>(args.w) + (first + n * distance) * args.cols;
+    for (int n = 0; n < N; ++n) w[n] = reinterpret_cast<const Element*>(args.w) + (first + n) * args.cols;
     float32x4_t totals[R], sums[R][kPanelRows];
     TREEATTN_UNROLL
     for (int r = 0; r < R; ++r) totals[r] = vdupq_n_f32(0.0f);
-    const auto add_step = [&](std::int64_t col, auto load) __attribute__((always_inline)) {
+    const auto add_step = [&](std::int64_t place, auto load) __attribute__((always_inline)) {
       float32x4_t low[R], high[R];
       TREEATTN_UNROLL
       for (int r = 0; r < R; ++r)
-        low[r] = vld1q_f32(x + R * col + 4 * r), high[r] = vld1q_f32(x + R * (col + 4) + 4 * r);
+        low[r] = vld1q_f32(x + R * place + 4 * r), high[r] = vld1q_f32(x + R * (place + 4) + 4 * r);
       TREEATTN_UNROLL
       for (int n = 0; n < kPanelRows; ++n) {
-        const Floats8 weights = load(w[n % N], col);
+        const Floats8 weights = load(w[n % N]);
         TREEATTN_UNROLL
         for (int r = 0; r < R; ++r) sums[r][n] = vfmaq_f32(sums[r][n], low[r], weights.low);
         TREEATTN_UNROLL
         for (int r = 0; r < R; ++r) sums[r][n] = vfmaq_f32(sums[r][n], high[r], weights.high);
       }
     };
-    for (std::int64_t col = 0; col < args.cols;) {
+    std::int64_t at = 0;
+    if constexpr (R == 1) {
+      for (; at + kBlock <= args.cols; at += kBlock) add_block(x + at, w[0] + at, totals[0]);
+    }
+    while (at < args.cols) {
       TREEATTN_UNROLL
       for (int i = 0; i < R * kPanelRows; ++i) sums[i / kPanelRows][i % kPanelRows] = vdupq_n_f32(0.0f);
-      const std::int64_t end = smaller(col + kDepth, args.cols);
-      for (; col + kStep <= end; col += kStep) {
-        add_step(col, [](const Element* p, std::int64_t at) { return Weight::load(p + at); });
+      Run run(at, args.cols);
+      const std::int64_t end = smaller(at + kDepth, args.cols);
+      // The four runs of a block go through the same lines: each brings a row of the next block into the first level.
+      const std::int64_t next = at / kBlock * kBlock + kBlock;
+      const Element* near = w[at / kDepth % 4 % N] + (next + kBlock <= args.cols ? next : N * args.cols);
+      for (; at + kStep <= end; at += kStep, run.col += run.distance, near += 4 * kStep) {
+        if constexpr (N == 4) {
+          neon_dot::fetch<4 * kStep * sizeof(Element), neon_dot::Level::kFirst>(near);
+          neon_dot::fetch<4 * kStep * sizeof(Element)>(w[0] + N * (args.cols + at));  // the next four rows
+        }
+        add_step(at, [&](const Element* p) { return Weight::load(p + run.col); });
       }
-      if (col < end) {
-        add_step(col, [&](const Element* p, std::int64_t at) { return load_last<Weight>(p, at, args.cols); });
-        col = end;
+      if (at < end) {
+        add_step(at, [&](const Element* p) { return load_last<Weight>(p, at, args.cols); });
+        at = end;
       }
       TREEATTN_UNROLL
       for (int r = 0; r < R; ++r) totals[r] = vaddq_f32(totals[r], add_lanes(sums[r]));
@@ -126,30 +209,31 @@ struct Kernel {
       vst1q_f32(out, totals[r]);
       float* y = args.y + (row + r) * args.y_stride + first;
       TREEATTN_UNROLL
-      for (int n = 0; n < N; ++n) put(y + n * distance, out[n], args.add);
+      for (int n = 0; n < N; ++n) put(y + n, out[n], args.add);
     }
   }
 
-  // [column / 4][row][4]. Missing rows are copies of the last.
+  // In the order of the sum: [column / 4][row][4]. Missing rows are copies of the last.
   static void pack_panel(const LinearArgs& args, std::int64_t first, std::int64_t col, std::int64_t count,
                          std::byte* panel) {
     for (int n = 0; n < kPanelRows; ++n) {
       const auto* row = reinterpret_cast<const Element*>(args.w) + smaller(first + n, args.end - 1) * args.cols;
       float* out = reinterpret_cast<float*>(panel) + 4 * n;
-      for (std::int64_t i = 0; i < count; i += kStep) {
-        const bool whole = col + i + kStep <= args.cols;
-        const Floats8 weights = whole ? Weight::load(row + col + i) : load_last<Weight>(row, col + i, args.cols);
+      Run run(col, args.cols);
+      for (std::int64_t i = 0; i < count; i += kStep, run.col += run.distance) {
+        const bool whole = run.col + kStep <= args.cols;
+        const Floats8 weights = whole ? Weight::load(row + run.col) : load_last<Weight>(row, run.col, args.cols);
         vst1q_f32(out + i * kPanelRows, weights.low);
         vst1q_f32(out + (i + 4) * kPanelRows, weights.high);
       }
     }
   }
 
-  // Not inlined, as GCC 12 would run out of registers for addresses.
   template <int R>
   __attribute__((noinline)) static void multiply_panel(const LinearArgs& args, std::int64_t row, std::int64_t col,
                                                        std::int64_t count, const std::byte* panel, float* sums) {
     const float* x = tile_at(args, row) + R * col;
+    const Run run(col, args.cols);
     const float* w = reinterpret_cast<const float*>(panel);
     // The next tile, or the first again. Only whole ones: an address that was never written to would take far longer.
     const float* next = tile_at(args, row + 2 * kTileRows <= args.rows ? row + kTileRows : 0) + kTileRows * col;
@@ -158,6 +242,7 @@ struct Kernel {
     for (int i = 0; i < R * kPanelRows; ++i) acc[i / kPanelRows][i % kPanelRows] = vdupq_n_f32(0.0f);
     for (std::int64_t i = 0; i < count; i += 4, x += 4 * R, next += 4 * kTileRows, w += 4 * kPanelRows) {
       __builtin_prefetch(next);
+      if constexpr (R == 1) x = tile_at(args, row) + run.col + i / kStep * run.distance + i % kStep;
       float32x4_t weights[kPanelRows];
       TREEATTN_UNROLL
       for (int n = 0; n < kPanelRows; ++n) weights[n] = vld1q_f32(w + 4 * n);
@@ -177,7 +262,7 @@ template <class Weight>
 void use(ModelKernels& kernels, DType dtype) {
   kernels.linear[static_cast<int>(dtype)] = {Activations::kFloat32,
                                              kTileRows,
-                                             4,
+                                             1,
                                              tile_bytes,
                                              pack_tile,
                                              neon_dot::Multiplication<Kernel<Weight>>::multiply,

@@ -32,11 +32,16 @@ struct Kernel {
   static std::int64_t whole(std::int64_t cols) { return cols; }
 
   template <int R, int N>
-  static void multiply_few(const LinearArgs& args, std::int64_t row, std::int64_t first, std::int64_t distance) {
+  static void multiply_few(const LinearArgs& args, std::int64_t row, std::int64_t first) {
     LinearArgs tile = args;
     tile.x += row * row_bytes(args.cols);
     tile.y += row * args.y_stride;
-    neon::multiply_rows<R, N>(tile, row_bytes(args.cols), first, distance);
+    const std::byte* next = args.w + (first + N) * args.cols;
+    const float* next_scales = args.scales + (first + N) * (args.cols / kGroup);
+    neon::multiply_rows<R, N>(tile, row_bytes(args.cols), first, 1, [&](std::int64_t group) {
+      neon_dot::fetch<4 * N * kGroup>(next + N * group * kGroup);
+      neon_dot::fetch<4 * N * sizeof(float)>(next_scales + N * group);
+    });
   }
 
   // Missing rows are copies of the last.
@@ -132,7 +137,7 @@ struct Kernel {
 void use_neon_dot_linear_int8(ModelKernels& kernels) {
   kernels.linear[static_cast<int>(DType::kInt8)] = {Activations::kInt8Groups,
                                                     1,
-                                                    4,
+                                                    1,
                                                     tile_bytes,
                                                     pack_tile,
                                                     neon_dot::Multiplication<Kernel>::multiply,

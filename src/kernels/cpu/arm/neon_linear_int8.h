@@ -75,25 +75,11 @@ struct WeightBytes {
   }
 };
 
-// x has to stay in the first-level cache while four rows of weights go through it. With more than this many columns it
-// is the least recently used of all before its turn comes again, and would be read from the second level, which costs a
-// fifth of the rate. So it is used four times as often: once more a quarter, a half and three quarters of a row ahead.
-// Only a load counts, a prefetch does not.
-inline constexpr std::int64_t kTouchFromCols = 4096;
-
-static inline void touch(const std::int8_t* x, std::int64_t col, std::int64_t cols) {
-  TREEATTN_UNROLL
-  for (int quarter = 1; quarter < 4; ++quarter) {
-    const std::int64_t ahead = col + quarter * (cols / 4);
-    const volatile std::int8_t* line = x + (ahead < cols ? ahead : ahead - cols);
-    static_cast<void>(*line);
-  }
-}
-
-// R rows of x, `x_bytes` apart, against N (1 or 4) rows of weights, as they lie.
-template <int R, int N>
+// R rows of x, `x_bytes` apart, against N (1 or 4) rows of weights, as they lie. prepare(g) comes before the groups g
+// to g + 3 of four rows, for what caches have to be told.
+template <int R, int N, class Prepare>
 static inline void multiply_rows(const LinearArgs& args, std::int64_t x_bytes, std::int64_t first,
-                                 std::int64_t distance) {
+                                 std::int64_t distance, const Prepare& prepare) {
   const std::int64_t groups = args.cols / kGroup;
   const std::int8_t* w[N];
   const float* scales[N];
@@ -122,10 +108,7 @@ static inline void multiply_rows(const LinearArgs& args, std::int64_t x_bytes, s
     float32x4_t of_x[R];
     TREEATTN_UNROLL
     for (int r = 0; r < R; ++r) of_x[r] = vld1q_f32(x_scales(r) + g);
-    if (args.cols > kTouchFromCols) {
-      touch(bytes_at(args.x), g * kGroup, args.cols);
-      touch(bytes_at(args.x), g * kGroup + 64, args.cols);
-    }
+    prepare(g);
     add_group(g, [&](int r) { return vmulq_laneq_f32(by_group.first, of_x[r], 0); });
     add_group(g + 1, [&](int r) { return vmulq_laneq_f32(by_group.second, of_x[r], 1); });
     add_group(g + 2, [&](int r) { return vmulq_laneq_f32(by_group.third, of_x[r], 2); });
