@@ -270,6 +270,9 @@ void LeafWorker::load_tile(const KeyRange& chunk, const KeyRange& keys, Tile& ti
 }
 
 void LeafWorker::fold_tile(Tile& tile, const Tile* next) {
+  // Wanted when the keys have been scored; nothing else would bring them.
+  for (int t = 0; t < tile.tokens && problem_.k.scales; ++t) __builtin_prefetch(tile.k_scale[t]);
+  for (int t = 0; t < tile.tokens && problem_.v.scales; ++t) __builtin_prefetch(tile.v_scale[t]);
   score_keys(tile);
   mask_rows(tile);
   weigh(tile);

@@ -60,8 +60,8 @@ HWY_INLINE float32x4_t fresh(const float32x4_t& constant) {
 
 // x -> 2^(factor x - m) for a tile; returns the sum, lane by lane. The polynomial is exp2_weight's. With scales, x is
 // first multiplied by the key's, and what is left in its place by the value's: a scale of 1 changes no bits. The
-// exponent is added to bits, as no NaN comes here: a maximum or minimum is NaN if one of the logits is. Four vectors at
-// a time: a processor that holds back few instructions does not overlap one with the next.
+// exponent is added to bits, as no NaN comes here: a maximum or minimum is NaN if one of the logits is. Eight vectors
+// at a time: a processor that holds back few instructions does not overlap one with the next.
 template <bool kKeyScales, bool kValueScales>
 HWY_INLINE RowVec weigh_visible(float factor, float m, const float* key_scales, const float* value_scales, float* x) {
   const float32x4_t a1 = vdupq_n_f32(merge::kExp2A1), a2 = vdupq_n_f32(merge::kExp2A2);
@@ -70,15 +70,22 @@ HWY_INLINE RowVec weigh_visible(float factor, float m, const float* key_scales, 
   const float32x4_t a5 = vdupq_n_f32(merge::kExp2A5), shifter = vdupq_n_f32(merge::kExp2Shifter);
   const float32x4_t factors = vdupq_n_f32(factor);
   float32x4_t sum = vdupq_n_f32(0.0f);
-  const auto weigh = [&](int t) HWY_ATTR {
-    float32x4_t f[4], shifted[4], p[4];
-    const auto each = [](const auto& body) HWY_ATTR { body(0), body(1), body(2), body(3); };
+  // Inlined by force, or GCC 12 makes it a function that keeps its vectors in memory.
+  const auto weigh = [&](int t) HWY_ATTR __attribute__((always_inline)) {
+    float32x4_t f[8], shifted[8], p[8];
+    uint32x4_t exponent[8];
+    const auto each = [](const auto& body) HWY_ATTR __attribute__((always_inline)) {
+      body(0), body(1), body(2), body(3), body(4), body(5), body(6), body(7);
+    };
     each([&](int i) HWY_ATTR {
       float32x4_t logits = vld1q_f32(x + t + 4 * i);
       if (kKeyScales) logits = vmulq_f32(logits, vld1q_f32(key_scales + t + 4 * i));
-      const float32x4_t y = vfmaq_f32(fresh(minus_m), logits, factors);
-      shifted[i] = vaddq_f32(y, shifter);
-      f[i] = vsubq_f32(y, vsubq_f32(shifted[i], shifter));
+      f[i] = vfmaq_f32(fresh(minus_m), logits, factors);
+    });
+    each([&](int i) HWY_ATTR { shifted[i] = vaddq_f32(f[i], shifter); });
+    each([&](int i) HWY_ATTR {
+      f[i] = vsubq_f32(f[i], vsubq_f32(shifted[i], shifter));
+      exponent[i] = vshlq_n_u32(vreinterpretq_u32_f32(shifted[i]), 23);
     });
     each([&](int i) HWY_ATTR { p[i] = vfmaq_f32(fresh(a4), a5, f[i]); });
     each([&](int i) HWY_ATTR { p[i] = vfmaq_f32(fresh(a3), p[i], f[i]); });
@@ -86,8 +93,7 @@ HWY_INLINE RowVec weigh_visible(float factor, float m, const float* key_scales, 
     each([&](int i) HWY_ATTR { p[i] = vfmaq_f32(fresh(a1), p[i], f[i]); });
     each([&](int i) HWY_ATTR { p[i] = vfmaq_f32(fresh(one), p[i], f[i]); });
     each([&](int i) HWY_ATTR {
-      const uint32x4_t exponent = vshlq_n_u32(vreinterpretq_u32_f32(shifted[i]), 23);
-      p[i] = vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(p[i]), exponent));
+      p[i] = vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(p[i]), exponent[i]));
       sum = vaddq_f32(sum, p[i]);
       if (kValueScales) {
         p[i] = scaled_weight(RowTag(), RowVec(p[i]), RowVec(vld1q_f32(value_scales + t + 4 * i))).raw;
@@ -95,7 +101,7 @@ HWY_INLINE RowVec weigh_visible(float factor, float m, const float* key_scales, 
       vst1q_f32(x + t + 4 * i, p[i]);
     });
   };
-  for (int t = 0; t < kTileTokens; t += 16) weigh(t);
+  for (int t = 0; t < kTileTokens; t += 32) weigh(t);
   return RowVec(sum);
 }
 #else

@@ -254,7 +254,7 @@ void fold_integers(const FixedPoint& fixed, float shrink, int dim, float* sums) 
     const int64x2_t a = vreinterpretq_s64_s32(vld1q_s32(integers + 2 * d));
     const int64x2_t b = vreinterpretq_s64_s32(vld1q_s32(integers + 2 * d + 4));
     const int32x4_t high = vreinterpretq_s32_s64(vzip1q_s64(a, b)), low = vreinterpretq_s32_s64(vzip2q_s64(a, b));
-    neon::add_tile(high, low, fixed, shrink, sums + d);
+    neon::add_tile(high, low, fixed, &shrink, sums + d);
     vst1q_s32(integers + 2 * d, zero);
     vst1q_s32(integers + 2 * d + 4, zero);
   }

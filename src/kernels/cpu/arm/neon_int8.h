@@ -134,9 +134,11 @@ static inline int8x16_t high_limbs(int16x8_t a, int16x8_t b) {
   return vuzp2q_s8(vreinterpretq_s8_s16(vaddq_s16(a, half)), vreinterpretq_s8_s16(vaddq_s16(b, half)));
 }
 
-// A tile's sums of four columns, added to those of the tiles before.
-static inline void add_tile(int32x4_t high, int32x4_t low, const FixedPoint& fixed, float shrink, float* sums) {
-  vst1q_f32(sums, vfmaq_n_f32(vmulq_n_f32(vld1q_f32(sums), shrink), joined(high, low), fixed.unit));
+// A tile's sums of four columns, added to those of the tiles before, which shrink; null: by 1, which changes no bits.
+static inline void add_tile(int32x4_t high, int32x4_t low, const FixedPoint& fixed, const float* shrink, float* sums) {
+  float32x4_t before = vld1q_f32(sums);
+  if (shrink) before = vmulq_n_f32(before, *shrink);
+  vst1q_f32(sums, vfmaq_n_f32(before, joined(high, low), fixed.unit));
 }
 
 }  // namespace treeattn::kernels::neon
