@@ -12,8 +12,6 @@ namespace treeattn::kernels {
 namespace {
 
 constexpr float kLog2E = 0x1.715476p+0f;
-// Sequential streams a chunk is read in (load_tile).
-constexpr int kStreams = 4;
 
 // Hands out aligned pieces of one allocation; a first pass with no memory adds up the sizes.
 class Carver {
@@ -244,20 +242,21 @@ void LeafWorker::for_each_tile(int leaf, const Body& body) const {
   }
 }
 
-// A whole chunk that every row sees whole is read as kStreams sequential streams side by side: tile i takes the i-th
-// part of each stream, and neighbours in the tile come from different streams. Memory delivers a fifth more that way
-// than to one stream. Where masks or positions matter, the order is the natural one.
+// A whole chunk that every row sees whole is read as the target's number of sequential streams side by side: tile i
+// takes the i-th part of each stream, and neighbours in the tile come from different streams. Where masks or positions
+// matter, the order is the natural one.
 void LeafWorker::load_tile(const KeyRange& chunk, const KeyRange& keys, Tile& tile) const {
   tile.first = keys.begin;
   tile.tokens = to_int(keys.end - keys.begin);
   tile.any_hidden = false;
   const bool whole = chunk.end - chunk.begin == problem_.order.chunk_tokens && chunk.begin >= seen_by_all_.begin &&
                      chunk.end <= seen_by_all_.end && problem_.alibi_slopes.empty();
-  const std::int64_t stream = problem_.order.chunk_tokens / kStreams;
-  const std::int64_t stream0 = chunk.begin + (keys.begin - chunk.begin) / kStreams;
+  const int streams = target_.streams;
+  const std::int64_t stream = problem_.order.chunk_tokens / streams;
+  const std::int64_t stream0 = chunk.begin + (keys.begin - chunk.begin) / streams;
   const RowsOfChunk k_rows(problem_.k, unit_, chunk), v_rows(problem_.v, unit_, chunk);
   for (int t = 0; t < tile.tokens; ++t) {
-    const std::int64_t key = whole ? stream0 + t % kStreams * stream + t / kStreams : keys.begin + t;
+    const std::int64_t key = whole ? stream0 + t % streams * stream + t / streams : keys.begin + t;
     tile.k[t] = k_rows[key];
     tile.v[t] = v_rows[key];
     if (problem_.k.scales) tile.k_scale[t] = kv_scale_address(problem_.k, unit_.batch, key, unit_.head0);

@@ -137,6 +137,9 @@ struct CpuTarget {
   // Some operations split numbers into limbs, which makes inf - inf out of an infinite value. A leaf that comes out not
   // finite is computed again with this target, which does not; null where the target itself does not.
   const CpuTarget* plain;
+  // Sequential streams, 1, 2 or 4, that the keys of a chunk are read in. Four are a fifth faster than one on Neoverse
+  // V1, and a third slower on Neoverse N1.
+  int streams = 4;
 };
 
 }  // namespace treeattn::kernels

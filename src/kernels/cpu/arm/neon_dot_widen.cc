@@ -10,95 +10,20 @@
 // give this copy to everybody.
 #include "kernels/cpu/arm/neon_loops.h"
 #include "kernels/cpu/arm/neon_scaling.h"
+#include "kernels/cpu/arm/neon_stream.h"
 #include "kernels/cpu/arm/neon_vectors.h"
+#include "kernels/cpu/arm/neon_widen.h"
 #include "kernels/cpu/targets.h"
 
 namespace treeattn::kernels {
 namespace {
 
+using neon::BFloat16;
+using neon::Coming;
+using neon::Float16;
+using neon::Float32;
 using neon::Floats8;
-
-// Of each type: 8 elements as they are loaded, and how they become float32. The names in Exact are for a type that does
-// so in different ways by token: what is seen on the way, logits of four tokens from their sums, weights of four tokens
-// as the sums take them, and what is made of the sums if something was seen.
-struct Exact {
-  static constexpr bool kScaledQueries = false;
-  struct Watch {};
-  TREEATTN_FORCE_INLINE static float32x4_t logits(float32x4_t sums, float, const Watch&) { return sums; }
-  TREEATTN_FORCE_INLINE static float32x4_t weights(float32x4_t w) { return w; }
-  TREEATTN_FORCE_INLINE static void mark(const Watch&, int, int, float*) {}
-};
-
-struct BFloat16 : Exact {
-  static constexpr DType kType = DType::kBFloat16;
-  static constexpr int kBytes = 2;
-  using Loaded = uint16x8_t;
-  TREEATTN_FORCE_INLINE static Loaded load(const std::byte* p) {
-    return vld1q_u16(reinterpret_cast<const std::uint16_t*>(p));
-  }
-  TREEATTN_FORCE_INLINE static Floats8 widen(Loaded x, int, Watch&) { return neon::widened_bf16(x); }
-};
-
-struct Float32 : Exact {
-  static constexpr DType kType = DType::kFloat32;
-  static constexpr int kBytes = 4;
-  using Loaded = Floats8;
-  TREEATTN_FORCE_INLINE static Loaded load(const std::byte* p) {
-    return neon::load_floats8(reinterpret_cast<const float*>(p));
-  }
-  TREEATTN_FORCE_INLINE static Floats8 widen(Loaded x, int, Watch&) { return x; }
-};
-
-// FCVTL takes one of the two pipes for two cycles, so the last token of four goes another way: the bits of a float16,
-// moved to their places in a float32, are the number times 2^-112, subnormals included. The other factor makes up for
-// it: weights by 2^112, and queries are scaled so that the result is in range either way. Powers of two change no bits.
-// Only infinity and NaN become numbers; they are watched for, and make the result NaN, upon which the leaf is computed
-// again by CpuTarget::plain.
-struct Float16 {
-  static constexpr DType kType = DType::kFloat16;
-  static constexpr int kBytes = 2;
-  static constexpr int kMoved = kTokenBlock - 1;
-  using Loaded = float16x8_t;
-
-  // Zeros; NaN in some lane from the first element on that is not finite.
-  struct Watch {
-    float16x8_t sums = vdupq_n_f16(0);
-
-    // {0, 0, 0, zero or NaN}
-    TREEATTN_FORCE_INLINE float32x4_t by_token() const {
-      float16x8_t all = vpaddq_f16(sums, sums);
-      all = vpaddq_f16(all, all);
-      all = vpaddq_f16(all, all);
-      return vextq_f32(vdupq_n_f32(0.0f), vcvt_f32_f16(vget_low_f16(all)), 1);
-    }
-  };
-
-  TREEATTN_FORCE_INLINE static Loaded load(const std::byte* p) {
-    return vreinterpretq_f16_u16(vld1q_u16(reinterpret_cast<const std::uint16_t*>(p)));
-  }
-  TREEATTN_FORCE_INLINE static Floats8 widen(Loaded x, int t, Watch& watch) {
-    if (t != kMoved) return neon::widened(x);
-    watch.sums = vfmaq_f16(watch.sums, x, vdupq_n_f16(0));
-    const int16x8_t bits = vreinterpretq_s16_f16(x);
-    const int32x4_t copies_of_sign = vdupq_n_s32(0x70000000);
-    return {vreinterpretq_f32_s32(vbicq_s32(vshll_n_s16(vget_low_s16(bits), 13), copies_of_sign)),
-            vreinterpretq_f32_s32(vbicq_s32(vshll_high_n_s16(bits, 13), copies_of_sign))};
-  }
-
-  static constexpr bool kScaledQueries = true;
-  TREEATTN_FORCE_INLINE static float32x4_t logits(float32x4_t sums, float scale, const Watch& watch) {
-    return vfmaq_f32(watch.by_token(), sums, weights(vdupq_n_f32(scale)));
-  }
-  TREEATTN_FORCE_INLINE static float32x4_t weights(float32x4_t w) {
-    static constexpr float kFactors[kTokenBlock] = {1.0f, 1.0f, 1.0f, 0x1p112f};
-    return vmulq_f32(w, vld1q_f32(kFactors));
-  }
-  TREEATTN_FORCE_INLINE static void mark(const Watch& watch, int rows, int dim, float* o) {
-    const float sum = vgetq_lane_f32(watch.by_token(), kMoved);
-    if (sum == 0.0f) return;
-    for (int r = 0; r < rows; ++r) o[r * dim] = sum;
-  }
-};
+using neon::Stream;
 
 // float16: behind the rows their scales. A row is brought to 2^100, so that neither its products with numbers below
 // 2^16 overflow nor those with 2^-112 of them are subnormal. Within bounds: logits must be scaled back by float32
@@ -117,22 +42,10 @@ void pack_queries(const float* q, DType, int rows, int dim, void* packed) {
   }
 }
 
-// Four tokens at a time: neighbours come from four sequential streams (leaf.cc). A core of this kind asks for memory
-// too late by itself, so each stream is fetched some way ahead.
-constexpr std::ptrdiff_t kAheadBytes = 2048;
-constexpr int kLineBytes = 64;
-
-template <int N>
-TREEATTN_FORCE_INLINE inline void fetch(const std::byte* const (&rows)[N], std::ptrdiff_t at) {
-  if (at % kLineBytes != 0) return;
-  TREEATTN_UNROLL
-  for (int t = 0; t < N; ++t) __builtin_prefetch(rows[t] + at + kAheadBytes);
-}
-
 // R rows of q against four tokens.
 template <class T, int R>
 TREEATTN_FORCE_INLINE inline void dot_rows(const float* q, const float* scales, int dim,
-                                           const std::byte* const (&k)[kTokenBlock], float* logits) {
+                                           const std::byte* const (&k)[kTokenBlock], Coming coming, float* logits) {
   float32x4_t sums[R][kTokenBlock];
   TREEATTN_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -142,7 +55,7 @@ TREEATTN_FORCE_INLINE inline void dot_rows(const float* q, const float* scales, 
   typename T::Watch watch;
   for (int d = 0; d < dim; d += 8) {
     const int at = d * T::kBytes;
-    fetch(k, at);
+    coming.fetch<8 * T::kBytes>();
     Floats8 x[R];
     TREEATTN_UNROLL
     for (int r = 0; r < R; ++r) x[r] = neon::load_floats8(q + r * dim + d);
@@ -165,7 +78,15 @@ TREEATTN_FORCE_INLINE inline void dot_rows(const float* q, const float* scales, 
 template <class T>
 void dot(const DotArgs& args) {
   const int dim = args.dim;
+  Stream stream(args.k, args.tokens, args.ahead, args.heads, dim * T::kBytes);
   for (int t = 0; t < args.tokens; t += kTokenBlock) {
+    stream.begin(t);
+    if constexpr (neon::kHasSingleRows<T>) {
+      if (args.rows == 1) {
+        neon::dot_single_rows<T>(args, t, stream);
+        continue;
+      }
+    }
     for (int h = 0; h < args.heads; ++h) {
       const std::byte* k[kTokenBlock];
       TREEATTN_UNROLL
@@ -173,10 +94,14 @@ void dot(const DotArgs& args) {
       const float* q = reinterpret_cast<const float*>(args.q + static_cast<std::size_t>(h) * args.q_head_bytes);
       const float* scales = q + args.rows * dim;
       float* logits = args.logits + h * args.rows * kTileTokens + t;
+      const Coming coming = stream.with_head(h);
+      const auto score = [&]<int R>(int r) {
+        dot_rows<T, R>(q + r * dim, scales + r, dim, k, coming, logits + r * kTileTokens);
+      };
       int r = 0;
-      for (; r + 4 <= args.rows; r += 4) dot_rows<T, 4>(q + r * dim, scales + r, dim, k, logits + r * kTileTokens);
-      for (; r + 2 <= args.rows; r += 2) dot_rows<T, 2>(q + r * dim, scales + r, dim, k, logits + r * kTileTokens);
-      if (r < args.rows) dot_rows<T, 1>(q + r * dim, scales + r, dim, k, logits + r * kTileTokens);
+      for (; r + 4 <= args.rows; r += 4) score.template operator()<4>(r);
+      for (; r + 2 <= args.rows; r += 2) score.template operator()<2>(r);
+      if (r < args.rows) score.template operator()<1>(r);
     }
   }
 }
@@ -198,7 +123,7 @@ TREEATTN_FORCE_INLINE inline void add_token(Floats8 (&sums)[R], const Floats8 (&
 // so itself.
 template <class T, int R, int N>
 TREEATTN_FORCE_INLINE inline void accumulate_rows(const float* weights, int dim, const std::byte* const (&v)[N],
-                                                  float* o) {
+                                                  Coming coming, float* o) {
   float32x4_t w[R];
   TREEATTN_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -210,7 +135,7 @@ TREEATTN_FORCE_INLINE inline void accumulate_rows(const float* weights, int dim,
   TREEATTN_UNROLL
   for (int t = 0; t < N; ++t) next[t] = T::load(v[t]);
   for (int d = 0; d < dim; d += 8) {
-    fetch(v, d * T::kBytes);
+    coming.fetch<8 * T::kBytes>();
     // As if they changed: GCC 12 takes the lanes out of the loop, into more registers than there are.
     TREEATTN_UNROLL
     for (int r = 0; r < R; ++r) asm("" : "+w"(w[r]));
@@ -237,18 +162,24 @@ TREEATTN_FORCE_INLINE inline void accumulate_rows(const float* weights, int dim,
 
 // Tokens [t, t + N) of all heads.
 template <class T, int N>
-void accumulate_tokens(const AccumulateArgs& args, int t) {
+void accumulate_tokens(const AccumulateArgs& args, int t, Stream& stream) {
   const int dim = args.dim;
+  stream.begin(t);
+  if constexpr (neon::kHasSingleRows<T> && N == kTokenBlock) {
+    if (args.rows == 1) return neon::accumulate_single_rows<T>(args, t, stream);
+  }
   for (int h = 0; h < args.heads; ++h) {
     const std::byte* v[N];
     TREEATTN_UNROLL
     for (int i = 0; i < N; ++i) v[i] = args.v.rows[t + i] + h * args.v.head_bytes;
     const float* w = args.weights + h * args.rows * kTileTokens + t;
     float* o = args.o + h * args.rows * dim;
+    const Coming coming = stream.with_head(h);
+    const auto sum = [&]<int R>(int r) { accumulate_rows<T, R, N>(w + r * kTileTokens, dim, v, coming, o + r * dim); };
     int r = 0;
-    for (; r + 4 <= args.rows; r += 4) accumulate_rows<T, 4, N>(w + r * kTileTokens, dim, v, o + r * dim);
-    for (; r + 2 <= args.rows; r += 2) accumulate_rows<T, 2, N>(w + r * kTileTokens, dim, v, o + r * dim);
-    if (r < args.rows) accumulate_rows<T, 1, N>(w + r * kTileTokens, dim, v, o + r * dim);
+    for (; r + 4 <= args.rows; r += 4) sum.template operator()<4>(r);
+    for (; r + 2 <= args.rows; r += 2) sum.template operator()<2>(r);
+    if (r < args.rows) sum.template operator()<1>(r);
   }
 }
 
@@ -261,9 +192,10 @@ void shrink_sums(float factor, int dim, float* o) {
 template <class T>
 void accumulate(const AccumulateArgs& args) {
   for (int i = 0; i < args.heads * args.rows; ++i) shrink_sums(args.shrink[i], args.dim, args.o + i * args.dim);
+  Stream stream(args.v, args.tokens, args.ahead[1], args.heads, args.dim * T::kBytes);
   int t = 0;
-  for (; t + kTokenBlock <= args.tokens; t += kTokenBlock) accumulate_tokens<T, kTokenBlock>(args, t);
-  for (; t < args.tokens; ++t) accumulate_tokens<T, 1>(args, t);
+  for (; t + kTokenBlock <= args.tokens; t += kTokenBlock) accumulate_tokens<T, kTokenBlock>(args, t, stream);
+  for (; t < args.tokens; ++t) accumulate_tokens<T, 1>(args, t, stream);
 }
 
 template <class T>
@@ -285,6 +217,7 @@ void use_neon_dot_widen(CpuTarget& target) {
   // Of subnormal products: 2^-150 each, where the largest query is 2^100 and a key 2^-24 * 2^-112 or more. Rows that no
   // scaling brings there lose more, of logits that are next to nothing.
   ops.query_error = 0x1p-100;
+  target.streams = 1;
 }
 
 }  // namespace treeattn::kernels

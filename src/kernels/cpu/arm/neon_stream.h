@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows on their way from memory as one sequential stream, for kernels that take four tokens at a time with all heads of
+// those, in the order of memory (CpuTarget::streams is 1). Inlined by force, for the reasons in neon_loops.h.
+#pragma once
+
+#include "kernels/cpu/arm/neon_loops.h"
+
+namespace treeattn::kernels::neon {
+
+// What comes while one head of four tokens is worked on: as many lines, one after the other.
+struct Coming {
+  static constexpr int kLineBytes = 64;
+  const std::byte* line;
+  std::ptrdiff_t step = kLineBytes;  // 0: nothing comes, and the line is one at hand
+
+  // What goes with so many bytes of each of the four rows at work.
+  template <int kBytes>
+  TREEATTN_FORCE_INLINE void fetch() {
+    TREEATTN_UNROLL
+    for (int i = 0; i < kTokenBlock * kBytes; i += kLineBytes) {
+      __builtin_prefetch(line);
+      line += step;
+    }
+  }
+};
+
+// The rows of a tile and, behind them, those that are wanted next. The four rows that lie kAheadBytes behind the ones
+// at work are fetched as they lie in memory, the first with all its heads, then the second: four rows side by side, as
+// they are worked on, would be four streams.
+class Stream {
+ public:
+  TREEATTN_FORCE_INLINE Stream(const TileRows& own, int tokens, const Ahead& next, int heads, int row_bytes)
+      : own_(own),
+        next_(next.row_bytes == row_bytes && next.head_bytes == own.head_bytes ? next.rows : nullptr),
+        tokens_(tokens),
+        heads_(heads),
+        row_bytes_(row_bytes),
+        side_by_side_(heads == 1 || own.head_bytes == row_bytes) {
+    const int blocks = kAheadBytes / (kTokenBlock * heads * row_bytes);
+    ahead_ = kTokenBlock * (blocks < 1 ? 1 : blocks < kMostBlocks ? blocks : kMostBlocks);
+  }
+
+  // Tokens [t, t + 4) are next.
+  TREEATTN_FORCE_INLINE void begin(int t) {
+    const int at = t + ahead_;
+    rows_ = at < tokens_ ? own_.rows + at : next_ ? next_ + (at - tokens_) : nullptr;
+    at_hand_ = own_.rows[t];
+    const std::ptrdiff_t all_heads = std::ptrdiff_t{heads_} * row_bytes_;
+    one_run_ = rows_ && side_by_side_ && rows_[kTokenBlock - 1] - rows_[0] == (kTokenBlock - 1) * all_heads;
+  }
+
+  // Of these, head h.
+  TREEATTN_FORCE_INLINE Coming with_head(int h) const {
+    const std::ptrdiff_t share = kTokenBlock * row_bytes_;  // of a head in all that comes with the four tokens
+    if (!rows_) return {at_hand_, 0};
+    if (one_run_) return {rows_[0] + h * share};
+    const int heads_a_row = heads_ / kTokenBlock;  // at work while one row comes
+    if (side_by_side_ && heads_ % kTokenBlock == 0) return {rows_[h / heads_a_row] + h % heads_a_row * share};
+    for (int i = 0; i < kTokenBlock; ++i) {
+      const std::byte* row = rows_[i] + h * own_.head_bytes;
+      for (int at = 0; at < row_bytes_; at += Coming::kLineBytes) __builtin_prefetch(row + at);
+    }
+    return {at_hand_, 0};
+  }
+
+ private:
+  static constexpr int kAheadBytes = 16384;
+  static constexpr int kMostBlocks = 8;  // half a tile
+  const TileRows own_;
+  const std::byte* const* const next_;
+  const int tokens_, heads_, row_bytes_;
+  const bool side_by_side_;
+  int ahead_;  // tokens
+  const std::byte* const* rows_ = nullptr;
+  const std::byte* at_hand_ = nullptr;
+  bool one_run_ = false;
+};
+
+}  // namespace treeattn::kernels::neon
