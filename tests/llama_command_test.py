@@ -121,7 +121,7 @@ def check_refusals(model, scratch):
     refused("the prompt is empty", *here, stdin=b"")
     refused("UTF-8", *here, stdin=b"caf\xe9 society")
     refused("context", *here, stdin=b"x" * 5000)
-    refused("accepted: bf16, int8", *here, "x", "--weights", "int4")
+    refused("accepted: stored, bf16, int8", *here, "x", "--weights", "int4")
     refused("accepted: cpu, cuda", *here, "x", "--device", "gpu")
     refused("1000", *here, "x", "--device", "cuda:1000", code=3)  # of so many GPUs, or of none
     refused("--temperature is", *here, "x", "--temperature", "hot")

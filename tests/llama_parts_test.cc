@@ -130,19 +130,23 @@ TEST(MemoryNeed, MoreRanksNeedLessEach) {
   const LlamaConfig config = known_shape("llama-3.1-8b");
   const LlamaOptions options;
   constexpr std::int64_t kTokens = 128 * 1024;
-  const auto need = [&](int ranks) { return memory_need(config, options, WeightFormat::kAsStored, 2, kTokens, ranks); };
+  const auto need = [&](int ranks) { return memory_need(config, options, WeightFormat::kAsStored, kTokens, ranks); };
   // 8 heads of 128 in bfloat16, K and V, 32 layers.
   EXPECT_EQ(need(1).cache, std::size_t{kTokens} * 2 * 8 * 128 * 2 * 32);
   EXPECT_EQ(need(1).weights, static_cast<std::size_t>(config.parameters()) * 2);
+  LlamaConfig wide = config;
+  wide.stored = DType::kFloat32;
+  EXPECT_EQ(memory_need(wide, options, WeightFormat::kAsStored, kTokens, 1).weights, need(1).weights * 2);
+  EXPECT_EQ(memory_need(wide, options, WeightFormat::kBFloat16, kTokens, 1).weights, need(1).weights);
   for (const int ranks : {2, 4, 8}) EXPECT_EQ(need(ranks).cache, need(1).cache / static_cast<std::size_t>(ranks));
   EXPECT_GE(need(3).cache * 3, need(1).cache);
 
   const std::size_t machine = need(1).weights + need(1).of_rank() / 3;
-  const int enough = ranks_needed(config, options, WeightFormat::kAsStored, 2, kTokens, machine);
+  const int enough = ranks_needed(config, options, WeightFormat::kAsStored, kTokens, machine);
   ASSERT_GT(enough, 1);
   EXPECT_LE(need(enough).weights + need(enough).of_rank(), machine);
   EXPECT_GT(need(enough - 1).weights + need(enough - 1).of_rank(), machine);
-  EXPECT_EQ(ranks_needed(config, options, WeightFormat::kAsStored, 2, kTokens, need(1).weights / 2), 0);
+  EXPECT_EQ(ranks_needed(config, options, WeightFormat::kAsStored, kTokens, need(1).weights / 2), 0);
 }
 
 TEST(PublicLlama, GeneratesSavesAndGoesOn) {

@@ -87,6 +87,18 @@ TEST(ModelConfig, OtherSpellings) {
   EXPECT_EQ(parse(together).rope_theta, 5.5);
 }
 
+TEST(ModelConfig, WhatWeightsAreSaidToBe) {
+  Json json = llama_config();
+  EXPECT_EQ(parse(json).stored, DType::kBFloat16);
+  json["torch_dtype"] = "float32";
+  EXPECT_EQ(parse(json).stored, DType::kFloat32);
+  json.erase("torch_dtype");
+  json["dtype"] = "float16";
+  EXPECT_EQ(parse(json).stored, DType::kFloat16);
+  json["dtype"] = 7;
+  EXPECT_EQ(parse(json).stored, DType::kBFloat16);
+}
+
 TEST(ModelConfig, RefusesByKeyAndValue) {
   const struct {
     const char* key;  // "a/b": member b of a

@@ -178,7 +178,7 @@ class RankBench {
   void finish(Line& line, double limit) {
     line.limit_gb_s = limit;
     line.read_gb_s = static_cast<double>(line.token_bytes) / mean(line.samples.each) / 1e9;
-    line.formula_bytes = model::memory_need(setup_.plan.model.config, setup_.plan.llama, setup_.plan.weights, 2,
+    line.formula_bytes = model::memory_need(setup_.plan.model.config, setup_.plan.llama, setup_.plan.weights,
                                             line.tokens + setup_.new_tokens, world_.size())
                              .of_rank();
   }

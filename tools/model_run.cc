@@ -18,8 +18,6 @@
 namespace treeattn::tools {
 namespace {
 
-constexpr std::size_t kStoredBytes = 2;  // of a weight, before the files have been opened: bfloat16
-
 std::atomic<bool> interrupted = false;
 
 void on_interrupt(int) {
@@ -44,12 +42,11 @@ ModelPlan on_its_gpu(ModelPlan plan, int number) {
 void check_memory(const ModelPlan& plan, std::int64_t tokens, int ranks, int here, int copies) {
   const std::size_t available = (plan.gpu < 0 ? base::available_memory() : free_memory_of(plan.gpu)) / 10 * 9;
   if (available == 0) return;  // unknown
-  const model::MemoryNeed need =
-      model::memory_need(plan.model.config, plan.llama, plan.weights, kStoredBytes, tokens, ranks);
+  const model::MemoryNeed need = model::memory_need(plan.model.config, plan.llama, plan.weights, tokens, ranks);
   const std::size_t all =
       need.weights * static_cast<std::size_t>(copies) + need.of_rank() * static_cast<std::size_t>(here);
   if (all <= available) return;
-  const int enough = model::ranks_needed(plan.model.config, plan.llama, plan.weights, kStoredBytes, tokens, available);
+  const int enough = model::ranks_needed(plan.model.config, plan.llama, plan.weights, tokens, available);
   const std::string advice =
       enough == 0 ? fmt::format("no number of machines like this one would do: each needs all weights")
                   : fmt::format("{} rank{} would do, each on a machine like this one", enough, enough == 1 ? "" : "s");

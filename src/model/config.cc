@@ -100,6 +100,18 @@ LlamaConfig llama3(std::int64_t hidden, std::int64_t layers, std::int64_t heads,
   return config;
 }
 
+// Only to say beforehand how much memory is needed: a name that is not known is nobody's mistake.
+DType read_stored_type(const JsonNode& json) {
+  for (const char* key : {"torch_dtype", "dtype"}) {
+    const auto name = json.find(key);
+    if (!name || !name->value().is_string()) continue;
+    for (const DType type : {DType::kFloat32, DType::kFloat16}) {
+      if (name->text() == dtype_name(type)) return type;
+    }
+  }
+  return DType::kBFloat16;
+}
+
 }  // namespace
 
 std::int64_t LlamaConfig::parameters() const {
@@ -137,6 +149,7 @@ LlamaConfig parse_config(std::string_view text, const std::string& name) {
   config.rms_eps = json.number_or("rms_norm_eps", 1e-6, 1e-12, 1);
   read_rope(json, config);
   config.tied_embeddings = json.boolean_or("tie_word_embeddings", false);
+  config.stored = read_stored_type(json);
   if (const auto bos = json.find("bos_token_id")) {
     config.bos = static_cast<std::int32_t>(bos->integer(0, config.vocab - 1));
   }

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "treeattn/dtype.h"
+
 namespace treeattn::model {
 
 // rope_type "llama3": frequencies whose wave is longer than the trained context are divided by `factor`, with a ramp
@@ -35,6 +37,7 @@ struct LlamaConfig {
   double rope_theta = 500000.0;
   std::optional<RopeScaling> rope_scaling;
   bool tied_embeddings = false;
+  DType stored = DType::kBFloat16;  // what the weights are said to be; the files decide
   std::optional<std::int32_t> bos;
   std::vector<std::int32_t> eos;  // any of them ends a text
 

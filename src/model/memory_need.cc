@@ -32,8 +32,8 @@ std::int64_t most_chunks(const ReductionOrder& order, std::int64_t chunks, int r
 
 }  // namespace
 
-MemoryNeed memory_need(const LlamaConfig& c, const LlamaOptions& options, WeightFormat format, std::size_t stored,
-                       std::int64_t tokens, int ranks) {
+MemoryNeed memory_need(const LlamaConfig& c, const LlamaOptions& options, WeightFormat format, std::int64_t tokens,
+                       int ranks) {
   const ReductionOrder& order = options.order;
   const KvCacheConfig cache{1, c.kv_heads, c.head_dim, c.head_dim, options.kv_type, options.kv_type, order};
   const std::size_t chunk_bytes = static_cast<std::size_t>(order.chunk_tokens) * parallel::token_bytes(cache).all();
@@ -46,6 +46,7 @@ MemoryNeed memory_need(const LlamaConfig& c, const LlamaOptions& options, Weight
   constexpr std::size_t kGroup = kernels::kWeightGroup;
   const auto parameters = static_cast<std::size_t>(c.parameters());
   const auto table = static_cast<std::size_t>(c.vocab * c.hidden);
+  const std::size_t stored = dtype_size(c.stored);
   switch (format) {
     case WeightFormat::kAsStored:
       need.weights = parameters * stored;
@@ -72,10 +73,10 @@ MemoryNeed memory_need(const LlamaConfig& c, const LlamaOptions& options, Weight
   return need;
 }
 
-int ranks_needed(const LlamaConfig& config, const LlamaOptions& options, WeightFormat format, std::size_t stored,
-                 std::int64_t tokens, std::size_t machine_bytes) {
+int ranks_needed(const LlamaConfig& config, const LlamaOptions& options, WeightFormat format, std::int64_t tokens,
+                 std::size_t machine_bytes) {
   for (int ranks = 1; ranks <= options.order.branches; ++ranks) {
-    const MemoryNeed need = memory_need(config, options, format, stored, tokens, ranks);
+    const MemoryNeed need = memory_need(config, options, format, tokens, ranks);
     if (need.weights > machine_bytes) return 0;
     if (need.weights + need.of_rank() <= machine_bytes) return ranks;
   }

@@ -20,13 +20,12 @@ struct MemoryNeed {
   std::size_t of_rank() const { return cache + activations + passing; }
 };
 
-// stored: bytes of a weight in the checkpoint, 2 for bfloat16.
-MemoryNeed memory_need(const LlamaConfig& config, const LlamaOptions& options, WeightFormat format, std::size_t stored,
-                       std::int64_t tokens, int ranks);
+MemoryNeed memory_need(const LlamaConfig& config, const LlamaOptions& options, WeightFormat format, std::int64_t tokens,
+                       int ranks);
 
 // The fewest ranks, each on a machine of its own with so many bytes, that have room for the text; 0: no number has, as
 // the weights alone are too large, or a branch is.
-int ranks_needed(const LlamaConfig& config, const LlamaOptions& options, WeightFormat format, std::size_t stored,
-                 std::int64_t tokens, std::size_t machine_bytes);
+int ranks_needed(const LlamaConfig& config, const LlamaOptions& options, WeightFormat format, std::int64_t tokens,
+                 std::size_t machine_bytes);
 
 }  // namespace treeattn::model

@@ -132,7 +132,8 @@ struct Kernel {
       for (int i = 0; i < 4; ++i) {
         next[i] = Weight::load_in_order(w + 4 * next_at + i * kStep);
         TREEATTN_UNROLL
-        for (int run = i % 2 * 2; run < i % 2 * 2 + 2; ++run) {
+        for (int half = 0; half < 2; ++half) {
+          const int run = i % 2 * 2 + half;
           const float32x4_t of_x = vld1q_f32(x + 4 * at + run * kStep + i / 2 * 4);
           sums[run] = multiply_add_in_order(sums[run], of_x, i < 2 ? now[run].low : now[run].high);
         }
