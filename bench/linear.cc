@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "base/buffer.h"
 #include "base/half.h"
 #include "base/read_bandwidth.h"
+#include "base/timing.h"
 #include "kernels/model_ops.h"
 
 namespace {
@@ -31,9 +31,9 @@ struct Shape {
 constexpr Shape kShapes[] = {{2048, 2048}, {2 * 8192, 2048}, {2048, 8192}, {128256, 2048}};
 
 double seconds_of(const auto& body) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = treeattn::base::Clock::now();
   body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return treeattn::base::seconds_since(start);
 }
 
 // As many copies of one matrix as make kTotalBytes, so that none is found in a cache.
@@ -105,9 +105,9 @@ void bench(DType dtype, ModelOps& ops, ThreadPool& pool, treeattn::base::ReadBan
       ratios.push_back(rates.back() / limits.back());
     }
     const auto best = [](const std::vector<double>& v) { return *std::max_element(v.begin(), v.end()); };
-    std::nth_element(ratios.begin(), ratios.begin() + kRepeats / 2, ratios.end());
     fmt::print("{:9} [{:6}, {:4}] {:8.1f} {:8.1f} {:7.0f} % {:7.0f} %", treeattn::dtype_name(dtype), shape.rows,
-               shape.cols, best(rates), best(limits), 100 * best(rates) / best(limits), 100 * ratios[kRepeats / 2]);
+               shape.cols, best(rates), best(limits), 100 * best(rates) / best(limits),
+               100 * treeattn::base::median(ratios));
     if (!output) {
       double least = 1e30;
       for (int repeat = 0; repeat < kRepeats; ++repeat) {

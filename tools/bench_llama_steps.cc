@@ -151,7 +151,7 @@ class StepsRun {
     const std::int64_t rows = bench_.prefill;
     kernels::ModelOps& ops = rank_.ops;
     const double flops = 2.0 * static_cast<double>(rows) *
-                         static_cast<double>(model::weight_bytes_per_token(config_, WeightFormat::kAsStored) / 2 -
+                         static_cast<double>(model::weight_bytes_per_token(config_, WeightFormat::kBFloat16) / 2 -
                                              static_cast<std::size_t>(config_.vocab * config_.hidden));
     {
       const model::Activations act(ops, config_, rows);

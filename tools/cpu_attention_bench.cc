@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "allocation_counter.h"
 #include "attention_bench.h"
@@ -68,9 +67,9 @@ class CpuBench final : public AttentionBench {
     const AttentionInput in = data.input(set);
     AttentionOptions options;
     options.causal = shape.causal;
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = base::Clock::now();
     attention(in, options, data.out(), {}, pool_);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return base::seconds_since(start);
   }
 
   // What one call allocates at its peak. The first call comes before, so that what is made once is not counted.

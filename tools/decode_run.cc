@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <functional>
 #include <utility>
@@ -145,10 +144,10 @@ class RankBench {
     entry.output.out.resize(rows * static_cast<std::size_t>(setup_.shape.head_dim));
     entry.output.lse.resize(rows);
     world_->barrier();
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = base::Clock::now();
     entry.attention.decode(cache, 0, ids, q_, {}, entry.output.out, entry.output.lse, pool_, Result::kReplicated,
                            first_query_);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return base::seconds_since(start);
   }
 
   // What one call allocates at its peak.

@@ -3,7 +3,6 @@
 #include "base/fma_peak.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <vector>
 
@@ -17,7 +16,7 @@ BurstRate burst_rate(ThreadPool& pool, int threads, const std::function<double(l
   constexpr long kMostIterations = 1L << 40;
   long iterations = 1024;
   for (; iterations < kMostIterations; iterations *= 2) {
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     burst(iterations);
     const double took = seconds_since(start);
     if (took < kLeastSeconds) continue;
@@ -28,7 +27,7 @@ BurstRate burst_rate(ThreadPool& pool, int threads, const std::function<double(l
   const auto tasks = static_cast<std::size_t>(threads);
   std::vector<double> done(tasks), rates;
   for (int repeat = 0; repeat < std::max(repeats, 1); ++repeat) {
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     pool.run(tasks, [&](std::size_t task, int) { done[task] = burst(iterations); });
     const double took = seconds_since(start);
     double operations = 0;

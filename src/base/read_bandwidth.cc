@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <vector>
 
 #include "base/machine.h"
+#include "base/timing.h"
 
 namespace treeattn::base {
 namespace {
@@ -72,12 +72,11 @@ Bandwidth ReadBandwidthProbe::measure(ThreadPool& pool, int repeats) {
   const auto rate_of = [&](const Way& way) {
     const std::size_t lines = buffer_.bytes() / 64 / pieces / way.streams;  // of one stream of one piece
     const std::size_t piece_vecs = way.streams * lines * kVecsPerLine;
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     pool.run(pieces, [&](std::size_t piece, int) {
       sum.fetch_xor(way.read(data + piece * piece_vecs, lines), std::memory_order_relaxed);
     });
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    return static_cast<double>(pieces * piece_vecs * sizeof(Vec)) / took.count() * 1e-9;
+    return static_cast<double>(pieces * piece_vecs * sizeof(Vec)) / seconds_since(start) * 1e-9;
   };
   const Way* fastest = kWays;
   std::vector<double> rates(1, 0.0);

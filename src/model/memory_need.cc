@@ -5,8 +5,8 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/model_ops.h"
 #include "model/activations.h"
+#include "model/weights.h"
 #include "parallel/kv_store.h"
 #include "plan/shares.h"
 #include "plan/tree_order.h"
@@ -43,22 +43,13 @@ MemoryNeed memory_need(const LlamaConfig& c, const LlamaOptions& options, Weight
   const std::int64_t rows = most_chunks(order, piece, ranks) * order.chunk_tokens;
 
   MemoryNeed need;
-  constexpr std::size_t kGroup = kernels::kWeightGroup;
   const auto parameters = static_cast<std::size_t>(c.parameters());
   const auto table = static_cast<std::size_t>(c.vocab * c.hidden);
-  const std::size_t stored = dtype_size(c.stored);
-  switch (format) {
-    case WeightFormat::kAsStored:
-      need.weights = parameters * stored;
-      break;
-    case WeightFormat::kBFloat16:
-      need.weights = parameters * dtype_size(DType::kBFloat16);
-      break;
-    case WeightFormat::kInt8:
-      need.weights =
-          (c.tied_embeddings ? parameters : parameters - table) / kGroup * (kGroup + sizeof(float)) + table * stored;
-      break;
-  }
+  // The embedding is not quantised; a head that is tied to it is a copy then.
+  need.weights = format == WeightFormat::kInt8
+                     ? weight_bytes(c.tied_embeddings ? parameters : parameters - table, format, c.stored) +
+                           weight_bytes(table, WeightFormat::kAsStored, c.stored)
+                     : weight_bytes(parameters, format, c.stored);
   need.cache = share * chunk_bytes * static_cast<std::size_t>(c.layers);
   const auto host_copies = static_cast<std::size_t>(rows * 2 * (c.heads + c.kv_heads) * c.head_dim) * sizeof(float);
   need.activations = Activations::bytes(c, rows) + host_copies + static_cast<std::size_t>(c.vocab) * 2 * sizeof(float);

@@ -23,13 +23,24 @@ std::size_t matrix_bytes(const WeightMatrix& m) {
   return elements * dtype_size(m.dtype) + scales;
 }
 
-std::size_t weight_bytes_per_token(const LlamaConfig& c, WeightFormat format, DType stored) {
+std::size_t weight_bytes(std::size_t elements, WeightFormat format, DType stored) {
+  constexpr std::size_t kGroup = kernels::kWeightGroup;
+  switch (format) {
+    case WeightFormat::kAsStored:
+      return elements * dtype_size(stored);
+    case WeightFormat::kBFloat16:
+      return elements * dtype_size(DType::kBFloat16);
+    case WeightFormat::kInt8:
+      return elements / kGroup * (kGroup + sizeof(float));
+  }
+  return 0;  // not reached
+}
+
+std::size_t weight_bytes_per_token(const LlamaConfig& c, WeightFormat format) {
   const std::int64_t attention = c.hidden * c.head_dim * (2 * c.heads + 2 * c.kv_heads);
   const std::int64_t layer = attention + 3 * c.hidden * c.feed_forward;
   const auto elements = static_cast<std::size_t>(c.layers * layer + c.vocab * c.hidden);
-  if (format == WeightFormat::kAsStored) return elements * dtype_size(stored);
-  if (format == WeightFormat::kBFloat16) return elements * dtype_size(DType::kBFloat16);
-  return elements + elements / static_cast<std::size_t>(kernels::kWeightGroup) * sizeof(float);
+  return weight_bytes(elements, format, c.stored);
 }
 
 WeightFormat parse_weight_format(std::string_view name) {
@@ -77,21 +88,40 @@ class Weights::Loader {
  private:
   static constexpr std::size_t kPiece = 256;  // alignment of matrices in one allocation, as GPUs like it
 
+  // What the host makes for the backend: in place where that is the host's memory, else first beside it.
+  class Made {
+   public:
+    Made(Loader& loader, std::size_t bytes, void* there)
+        : loader_(loader), bytes_(bytes), there_(there), copy_(loader.options_.host_memory ? 0 : bytes) {}
+    template <class T>
+    T* as() {
+      return loader_.options_.host_memory ? static_cast<T*>(there_) : copy_.as<T>();
+    }
+    // Where it is for the backend.
+    const void* finish() {
+      if (!loader_.options_.host_memory) loader_.weights_.ops_.from_host(there_, as<std::byte>(), bytes_);
+      return there_;
+    }
+
+   private:
+    Loader& loader_;
+    std::size_t bytes_;
+    void* there_;
+    base::Buffer copy_;
+  };
+
   WeightMatrix rounded(const WeightMatrix& from) {
     WeightMatrix out{nullptr, DType::kBFloat16, from.rows, from.cols, nullptr, 0};
     const auto cols = static_cast<std::size_t>(from.cols);
-    const std::size_t bytes = matrix_bytes(out);
-    base::Buffer copy(options_.host_memory ? 0 : bytes);
-    void* there = allocate(bytes);
-    std::byte* here = options_.host_memory ? static_cast<std::byte*>(there) : copy.as<std::byte>();
+    Made made(*this, matrix_bytes(out), allocate(matrix_bytes(out)));
+    auto* here = made.as<std::byte>();
     const auto* stored = static_cast<const std::byte*>(from.data);
     pool_.run(static_cast<std::size_t>(from.rows), [&](std::size_t row, int) {
       std::vector<float> values(cols);
       base::load_row_as_float(stored + row * cols * dtype_size(from.dtype), from.dtype, from.cols, values.data());
       base::store_row_from_float(values.data(), cols, out.dtype, here + row * cols * dtype_size(out.dtype));
     });
-    if (!options_.host_memory) weights_.ops_.from_host(there, here, bytes);
-    out.data = there;
+    out.data = made.finish();
     return out;
   }
 
@@ -101,18 +131,10 @@ class Weights::Loader {
     const auto elements = static_cast<std::size_t>(from.rows * from.cols);
     const std::size_t scale_bytes = elements / static_cast<std::size_t>(kernels::kWeightGroup) * sizeof(float);
     WeightMatrix out{nullptr, DType::kInt8, from.rows, from.cols, nullptr, kernels::kWeightGroup};
-    void* values = carve(elements);
-    void* scales = carve(scale_bytes);
-    if (options_.host_memory) {
-      kernels::quantize_weights(from, static_cast<std::int8_t*>(values), static_cast<float*>(scales), pool_);
-    } else {
-      base::Buffer host_values(elements), host_scales(scale_bytes);
-      kernels::quantize_weights(from, host_values.as<std::int8_t>(), host_scales.as<float>(), pool_);
-      weights_.ops_.from_host(values, host_values.as<std::byte>(), elements);
-      weights_.ops_.from_host(scales, host_scales.as<std::byte>(), scale_bytes);
-    }
-    out.data = values;
-    out.scales = static_cast<const float*>(scales);
+    Made values(*this, elements, carve(elements)), scales(*this, scale_bytes, carve(scale_bytes));
+    kernels::quantize_weights(from, values.as<std::int8_t>(), scales.as<float>(), pool_);
+    out.data = values.finish();
+    out.scales = static_cast<const float*>(scales.finish());
     return out;
   }
 

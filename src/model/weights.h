@@ -69,7 +69,9 @@ class Weights {
 
 // Bytes of a matrix, scales included.
 std::size_t matrix_bytes(const kernels::WeightMatrix& matrix);
-// What Weights::bytes_per_token will say of a model whose weights are stored in `stored`, before it is loaded.
-std::size_t weight_bytes_per_token(const LlamaConfig& config, WeightFormat format, DType stored = DType::kBFloat16);
+// Of so many weights, stored in `stored`, as they are kept.
+std::size_t weight_bytes(std::size_t elements, WeightFormat format, DType stored);
+// What Weights::bytes_per_token will say, before the model is loaded.
+std::size_t weight_bytes_per_token(const LlamaConfig& config, WeightFormat format);
 
 }  // namespace treeattn::model

@@ -2,10 +2,10 @@
 #include "parallel/ring_attention.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 #include <vector>
 
+#include "base/timing.h"
 #include "kernels/problem.h"
 #include "parallel/finalize.h"
 #include "parallel/kv_ring.h"
@@ -18,11 +18,11 @@ namespace {
 class Stopwatch {
  public:
   explicit Stopwatch(double& seconds) : seconds_(seconds) {}
-  ~Stopwatch() { seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  ~Stopwatch() { seconds_ += base::seconds_since(start_); }
 
  private:
   double& seconds_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  base::Clock::time_point start_ = base::Clock::now();
 };
 
 // Queries at consecutive positions, and what they have seen so far.

@@ -18,6 +18,7 @@
 #include <simgrid/s4u.hpp>
 #include <string>
 
+#include "base/timing.h"
 #include "command.h"
 #include "platform.h"
 #include "rank.h"
@@ -108,7 +109,7 @@ class Simulation {
     if (line_.failure.empty() && line_.bytes != cost_.bytes) {
       line_.failure = fmt::format("{} bytes were sent; the closed form says {}", line_.bytes, cost_.bytes);
     }
-    line_.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - wall_start_).count();
+    line_.wall_s = base::seconds_since(wall_start_);
     fmt::print("{}\n", line_.to_json());
     std::fflush(stdout);
   }

@@ -249,8 +249,8 @@ void LeafWorker::load_tile(const KeyRange& chunk, const KeyRange& keys, Tile& ti
   tile.first = keys.begin;
   tile.tokens = to_int(keys.end - keys.begin);
   tile.any_hidden = false;
-  const bool whole = chunk.end - chunk.begin == problem_.order.chunk_tokens && chunk.begin >= seen_by_all_.begin &&
-                     chunk.end <= seen_by_all_.end && problem_.alibi_slopes.empty();
+  const bool whole =
+      chunk.end - chunk.begin == problem_.order.chunk_tokens && needs_no_positions(chunk.begin, chunk.end);
   const int streams = target_.streams;
   const std::int64_t stream = problem_.order.chunk_tokens / streams;
   const std::int64_t stream0 = chunk.begin + (keys.begin - chunk.begin) / streams;
@@ -347,8 +347,7 @@ TileRows LeafWorker::promote(const KvView& view, const TileRows& from, int token
 // Which tokens of the tile each row sees, and how far they are, where masks or ALiBi need it.
 void LeafWorker::mask_rows(const Tile& tile) {
   masked_ = false;
-  const bool seen_by_all = tile.first >= seen_by_all_.begin && tile.first + tile.tokens <= seen_by_all_.end;
-  if (seen_by_all && problem_.alibi_slopes.empty()) return;
+  if (needs_no_positions(tile.first, tile.first + tile.tokens)) return;
   const std::int64_t group = problem_.group();
   for (std::int64_t q = 0; q < unit_.queries; ++q) {
     const KeyRange seen = problem_.visible(unit_.batch, unit_.query0 + q);

@@ -37,6 +37,10 @@ class LeafWorker {
   TileRows rows_of(const KvView& view, const std::byte* const* rows) const;
   TileRows promote(const KvView& view, const TileRows& from, int tokens, const std::byte** table);
   void weigh(Tile& tile);
+  // Whether every row sees all of keys [begin, end), and none asks how far away they are.
+  bool needs_no_positions(std::int64_t begin, std::int64_t end) const {
+    return begin >= seen_by_all_.begin && end <= seen_by_all_.end && problem_.alibi_slopes.empty();
+  }
   void mask_rows(const Tile& tile);
   void accumulate_visible(const AccumulateArgs& args);
   bool hidden_values_finite(const AccumulateArgs& args, int head) const;
