@@ -13,6 +13,19 @@ HWY_BEFORE_NAMESPACE();
 namespace treeattn::kernels {
 namespace HWY_NAMESPACE {
 
+#if !TREEATTN_SCALABLE && HWY_TARGET != HWY_SCALAR
+// out[i] = sum of the i-th lanes of all 128 bits.
+template <class DF, class V>
+HWY_INLINE void store_blocks(DF df, V x, float* out) {
+  if constexpr (hn::MaxLanes(df) > 4) {
+    const hn::Half<DF> dh;
+    store_blocks(dh, hn::Add(hn::LowerHalf(dh, x), hn::UpperHalf(dh, x)), out);
+  } else {
+    hn::StoreU(x, df, out);
+  }
+}
+#endif
+
 // out[i] = sum of the lanes of the i-th vector.
 template <class DF, class V>
 HWY_INLINE void store_sums4(DF df, V a, V b, V c, V d, float* out) {
@@ -23,10 +36,14 @@ HWY_INLINE void store_sums4(DF df, V a, V b, V c, V d, float* out) {
   out[3] = hn::GetLane(hn::SumOfLanes(df, d));
 #else
   if constexpr (hn::MaxLanes(df) > 4) {
-    const hn::Half<DF> dh;
-    store_sums4(
-        dh, hn::Add(hn::LowerHalf(dh, a), hn::UpperHalf(dh, a)), hn::Add(hn::LowerHalf(dh, b), hn::UpperHalf(dh, b)),
-        hn::Add(hn::LowerHalf(dh, c), hn::UpperHalf(dh, c)), hn::Add(hn::LowerHalf(dh, d), hn::UpperHalf(dh, d)), out);
+    // The four are brought together in every 128 bits first, so that the rest is done for all of them at once.
+    const auto both = [&](V x, V y)
+                          HWY_ATTR { return hn::Add(hn::InterleaveLower(df, x, y), hn::InterleaveUpper(df, x, y)); };
+    const hn::RepartitionToWide<DF> dw;
+    const auto ab = hn::BitCast(dw, both(a, b)), cd = hn::BitCast(dw, both(c, d));
+    store_blocks(
+        df, hn::Add(hn::BitCast(df, hn::InterleaveLower(dw, ab, cd)), hn::BitCast(df, hn::InterleaveUpper(dw, ab, cd))),
+        out);
   } else if constexpr (hn::MaxLanes(df) == 4) {
 #if HWY_TARGET == HWY_NEON
     const auto ab = vpaddq_f32(a.raw, b.raw);
@@ -50,13 +67,14 @@ HWY_INLINE void store_sums4(DF df, V a, V b, V c, V d, float* out) {
 // arrays, hence the names: a<row><token>.
 template <int R, class T, class DF>
 HWY_INLINE void dot_block(DF df, const float* q, int dim, const T* k0, const T* k1, const T* k2, const T* k3,
-                          float* logits) {
+                          ComingRows coming, float* logits) {
   const int lanes = static_cast<int>(hn::Lanes(df));
   auto a00 = hn::Zero(df), a01 = a00, a02 = a00, a03 = a00;
   auto a10 = a00, a11 = a00, a12 = a00, a13 = a00;
   auto a20 = a00, a21 = a00, a22 = a00, a23 = a00;
   auto a30 = a00, a31 = a00, a32 = a00, a33 = a00;
   for (int i = 0; i < dim; i += lanes) {
+    fetch_with<T>(df, coming);
     const auto x0 = load_f32(df, k0 + i);
     const auto x1 = load_f32(df, k1 + i);
     const auto x2 = load_f32(df, k2 + i);
@@ -97,11 +115,13 @@ HWY_INLINE void dot_block(DF df, const float* q, int dim, const T* k0, const T* 
 // One row against 4 tokens with two accumulators a token: four chains cannot keep four multiply-add pipes busy.
 template <class T, class DF>
 HWY_INLINE void dot_block_single(DF df, const float* q, int dim, const T* k0, const T* k1, const T* k2, const T* k3,
-                                 float* logits) {
+                                 ComingRows coming, float* logits) {
   const int lanes = static_cast<int>(hn::Lanes(df));
   auto a0 = hn::Zero(df), a1 = a0, a2 = a0, a3 = a0;
   auto b0 = a0, b1 = a0, b2 = a0, b3 = a0;
   for (int i = 0; i < dim; i += 2 * lanes) {
+    fetch_with<T>(df, coming);
+    fetch_with<T>(df, coming);
     const auto q0 = hn::LoadU(df, q + i);
     const auto q1 = hn::LoadU(df, q + i + lanes);
     a0 = hn::MulAdd(q0, load_f32(df, k0 + i), a0);
@@ -120,8 +140,11 @@ template <class T, class DF>
 HWY_INLINE void dot_with(DF df, const DotArgs& args) {
   const int dim = args.dim;
   const bool paired = dim % (2 * static_cast<int>(hn::Lanes(df))) == 0;
+  DecodeStream stream(args.k, args.tokens, args.ahead, args.heads, dim * static_cast<int>(sizeof(T)));
   for (int t = 0; t < args.tokens; t += kTokenBlock) {
+    stream.begin(t);
     for (int h = 0; h < args.heads; ++h) {
+      const ComingRows coming = stream.with_head(h);
       const T* k0 = row_as<T>(args.k, t, h);
       const T* k1 = row_as<T>(args.k, t + 1, h);
       const T* k2 = row_as<T>(args.k, t + 2, h);
@@ -131,16 +154,16 @@ HWY_INLINE void dot_with(DF df, const DotArgs& args) {
       int r = 0;
       if constexpr (kRegisterRows >= 4) {
         for (; r + 4 <= args.rows; r += 4) {
-          dot_block<4>(df, q + r * dim, dim, k0, k1, k2, k3, logits + r * kTileTokens);
+          dot_block<4>(df, q + r * dim, dim, k0, k1, k2, k3, coming, logits + r * kTileTokens);
         }
       }
       for (; r + 2 <= args.rows; r += 2) {
-        dot_block<2>(df, q + r * dim, dim, k0, k1, k2, k3, logits + r * kTileTokens);
+        dot_block<2>(df, q + r * dim, dim, k0, k1, k2, k3, coming, logits + r * kTileTokens);
       }
       if (r < args.rows && paired) {
-        dot_block_single(df, q + r * dim, dim, k0, k1, k2, k3, logits + r * kTileTokens);
+        dot_block_single(df, q + r * dim, dim, k0, k1, k2, k3, coming, logits + r * kTileTokens);
       } else if (r < args.rows) {
-        dot_block<1>(df, q + r * dim, dim, k0, k1, k2, k3, logits + r * kTileTokens);
+        dot_block<1>(df, q + r * dim, dim, k0, k1, k2, k3, coming, logits + r * kTileTokens);
       }
     }
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cpu/tile_ops.h"
+#include "kernels/cpu/unroll.h"
 
 namespace treeattn::kernels {
 
@@ -10,7 +11,7 @@ namespace treeattn::kernels {
 // or converting, reads a whole tile at once: from further away than the second level it would wait. Static, and inlined
 // by force, for the reasons in neon_loops.h.
 template <int kParts>
-__attribute__((always_inline)) static inline void fetch_share(const Ahead& ahead, int part, int parts) {
+TREEATTN_FORCE_INLINE static inline void fetch_share(const Ahead& ahead, int part, int parts) {
   if (!ahead.rows) return;
   const int count = kTileTokens / kTokenBlock * ahead.rows_per_four;
   const int end = part + kParts < parts ? count * (part + kParts) / parts : count;

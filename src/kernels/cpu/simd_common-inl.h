@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "kernels/cpu/row_stream.h"
 #include "kernels/cpu/tile_ops.h"
 #include "merge/exp2_polynomial.h"
 
@@ -106,6 +107,31 @@ template <class T>
 HWY_INLINE const T* row_as(const TileRows& tile, int token, int head) {
   return reinterpret_cast<const T*>(tile.rows[token] + head * tile.head_bytes);
 }
+
+// Rows that a decode will want, fetched while it works. On x86, where a core has few reads on their way by itself: with
+// nothing fetched two thirds of what memory gives were read there, and one stream is not slower than four
+// (docs/cpu_notes.md). Elsewhere the processor is left alone.
+#if HWY_ARCH_X86
+inline constexpr int kStreams = 1;
+using DecodeStream =
+    RowStream<FetchDistance{.bytes = 64 << 10, .most_tokens = kTileTokens - kTokenBlock, .locality = 2}>;
+using ComingRows = DecodeStream::Lines;
+// What goes with one vector of elements of T of each row at work.
+template <class T, class DF>
+HWY_INLINE void fetch_with(DF df, ComingRows& coming) {
+  coming.fetch<static_cast<int>(hn::MaxLanes(df) * sizeof(T))>();
+}
+#else
+inline constexpr int kStreams = 4;
+struct ComingRows {};
+struct DecodeStream {
+  HWY_INLINE DecodeStream(const TileRows&, int, const Ahead&, int, int) {}
+  HWY_INLINE void begin(int) {}
+  HWY_INLINE ComingRows with_head(int) const { return {}; }
+};
+template <class T, class DF>
+HWY_INLINE void fetch_with(DF, ComingRows&) {}
+#endif
 
 // The arithmetic of merge/operator-inl.h on vectors.
 template <class DF>

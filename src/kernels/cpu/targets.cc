@@ -109,7 +109,8 @@ const CpuTarget kTarget = {
     softmax,
     fma_burst,
     &kModelKernels,
-    nullptr};
+    nullptr,
+    kStreams};
 #undef TREEATTN_TARGET
 
 }  // namespace HWY_NAMESPACE

@@ -9,8 +9,8 @@
 //   promote     rows of any type -> float32, for prefill, where one tile serves many rows
 //
 // dot and accumulate take a few tokens at a time and go through the heads of those, so that keys stored as
-// [tokens, heads, dim] are read as a few sequential streams. That is what hardware prefetchers follow; head by head,
-// with rows kilobytes apart, half of the memory bandwidth was lost, and software prefetch did not win it back.
+// [tokens, heads, dim] are read as one or a few sequential streams. Head by head, with rows kilobytes apart, half of the
+// memory bandwidth was lost, and software prefetch did not win it back.
 #pragma once
 
 #include <cstddef>
@@ -138,7 +138,7 @@ struct CpuTarget {
   // finite is computed again with this target, which does not; null where the target itself does not.
   const CpuTarget* plain;
   // Sequential streams, 1, 2 or 4, that the keys of a chunk are read in. Four are a fifth faster than one on Neoverse
-  // V1, and a third slower on Neoverse N1.
+  // V1, a third slower on Neoverse N1, and a tenth slower on a Xeon.
   int streams = 4;
 };
 

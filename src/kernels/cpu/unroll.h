@@ -4,3 +4,6 @@
 // Loops over register arrays must be unrolled before the compiler decides where the arrays live: one index it cannot
 // see through puts all of them on the stack, which on these hot loops cost a factor of two.
 #define TREEATTN_UNROLL _Pragma("GCC unroll 16")
+
+// For what only prefetches: GCC 12 takes such a function for one without effect and drops its calls.
+#define TREEATTN_FORCE_INLINE __attribute__((always_inline))

@@ -10,7 +10,6 @@
 // give this copy to everybody.
 #include "kernels/cpu/arm/neon_loops.h"
 #include "kernels/cpu/arm/neon_scaling.h"
-#include "kernels/cpu/arm/neon_stream.h"
 #include "kernels/cpu/arm/neon_vectors.h"
 #include "kernels/cpu/arm/neon_widen.h"
 #include "kernels/cpu/targets.h"

@@ -13,9 +13,7 @@ namespace treeattn::kernels::neon {
 inline constexpr int kTokens = 8;  // worked on together
 
 // What the work on a block of tokens brings of the rows ahead: 4 * N of them, taken to be as long as the block's own
-// rows, line after line, N lines for every 16 bytes of an own row. Inlined by force: GCC 12 takes a function that only
-// prefetches for one without effect and drops its calls.
-#define TREEATTN_FORCE_INLINE __attribute__((always_inline))
+// rows, line after line, N lines for every 16 bytes of an own row.
 template <int N>
 struct Soon {
   const std::byte* rows[4 * N];

@@ -3,10 +3,13 @@
 // Inlined by force, for the reasons in neon_loops.h.
 #pragma once
 
-#include "kernels/cpu/arm/neon_stream.h"
 #include "kernels/cpu/arm/neon_vectors.h"
+#include "kernels/cpu/row_stream.h"
 
 namespace treeattn::kernels::neon {
+
+using Stream = RowStream<FetchDistance{.bytes = 16 << 10, .most_tokens = kTileTokens / 2, .locality = 3}>;
+using Coming = Stream::Lines;
 
 // Of each type: 8 elements as they are loaded, and how they become float32. The names in Exact are for a type that does
 // so in different ways by token: what is seen on the way, logits of four tokens from their sums, weights of four tokens

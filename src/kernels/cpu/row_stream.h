@@ -1,56 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows on their way from memory as one sequential stream, for kernels that take four tokens at a time with all heads of
-// those, in the order of memory (CpuTarget::streams is 1). Inlined by force, for the reasons in neon_loops.h.
+// those, in the order of memory (CpuTarget::streams is 1). Inlined by force, for the reasons in arm/neon_loops.h.
 #pragma once
 
-#include "kernels/cpu/arm/neon_loops.h"
+#include "kernels/cpu/tile_ops.h"
+#include "kernels/cpu/unroll.h"
 
-namespace treeattn::kernels::neon {
+namespace treeattn::kernels {
+
+// How far ahead of the work, and into which cache: 3 the first level, 2 the second.
+struct FetchDistance {
+  int bytes;
+  int most_tokens;  // less than a tile
+  int locality;
+};
 
 // What comes while one head of four tokens is worked on: as many lines, one after the other.
+template <int kLocality>
 struct Coming {
   static constexpr int kLineBytes = 64;
   const std::byte* line;
-  std::ptrdiff_t step = kLineBytes;  // 0: nothing comes, and the line is one at hand
+  std::ptrdiff_t moves = -1;  // 0: nothing comes, and the line is one at hand
 
   // What goes with so many bytes of each of the four rows at work.
   template <int kBytes>
   TREEATTN_FORCE_INLINE void fetch() {
+    constexpr int kAll = kTokenBlock * kBytes;
+    constexpr std::ptrdiff_t kStep = kAll < kLineBytes ? kAll : kLineBytes;
     TREEATTN_UNROLL
-    for (int i = 0; i < kTokenBlock * kBytes; i += kLineBytes) {
-      __builtin_prefetch(line);
-      line += step;
+    for (int i = 0; i < kAll; i += kLineBytes) {
+      __builtin_prefetch(line, 0, kLocality);
+      line += kStep & moves;
     }
   }
 };
 
-// The rows of a tile and, behind them, those that are wanted next. The four rows that lie kAheadBytes behind the ones
-// at work are fetched as they lie in memory, the first with all its heads, then the second: four rows side by side, as
+// The rows of a tile and, behind them, those that are wanted next. The four rows that lie so far behind the ones at
+// work are fetched as they lie in memory, the first with all its heads, then the second: four rows side by side, as
 // they are worked on, would be four streams.
-class Stream {
+template <FetchDistance kDistance>
+class RowStream {
  public:
-  TREEATTN_FORCE_INLINE Stream(const TileRows& own, int tokens, const Ahead& next, int heads, int row_bytes)
+  using Lines = Coming<kDistance.locality>;
+
+  TREEATTN_FORCE_INLINE RowStream(const TileRows& own, int tokens, const Ahead& next, int heads, int row_bytes)
       : own_(own),
         next_(next.row_bytes == row_bytes && next.head_bytes == own.head_bytes ? next.rows : nullptr),
         tokens_(tokens),
         heads_(heads),
         row_bytes_(row_bytes),
         side_by_side_(heads == 1 || own.head_bytes == row_bytes) {
-    const int blocks = kAheadBytes / (kTokenBlock * heads * row_bytes);
+    constexpr int kMostBlocks = kDistance.most_tokens / kTokenBlock;
+    const int blocks = kDistance.bytes / (kTokenBlock * heads * row_bytes);
     ahead_ = kTokenBlock * (blocks < 1 ? 1 : blocks < kMostBlocks ? blocks : kMostBlocks);
   }
 
   // Tokens [t, t + 4) are next.
   TREEATTN_FORCE_INLINE void begin(int t) {
     const int at = t + ahead_;
-    rows_ = at < tokens_ ? own_.rows + at : next_ ? next_ + (at - tokens_) : nullptr;
+    rows_ = at + kTokenBlock <= tokens_ ? own_.rows + at : at >= tokens_ && next_ ? next_ + (at - tokens_) : nullptr;
     at_hand_ = own_.rows[t];
     const std::ptrdiff_t all_heads = std::ptrdiff_t{heads_} * row_bytes_;
     one_run_ = rows_ && side_by_side_ && rows_[kTokenBlock - 1] - rows_[0] == (kTokenBlock - 1) * all_heads;
   }
 
   // Of these, head h.
-  TREEATTN_FORCE_INLINE Coming with_head(int h) const {
+  TREEATTN_FORCE_INLINE Lines with_head(int h) const {
     const std::ptrdiff_t share = kTokenBlock * row_bytes_;  // of a head in all that comes with the four tokens
     if (!rows_) return {at_hand_, 0};
     if (one_run_) return {rows_[0] + h * share};
@@ -58,14 +73,12 @@ class Stream {
     if (side_by_side_ && heads_ % kTokenBlock == 0) return {rows_[h / heads_a_row] + h % heads_a_row * share};
     for (int i = 0; i < kTokenBlock; ++i) {
       const std::byte* row = rows_[i] + h * own_.head_bytes;
-      for (int at = 0; at < row_bytes_; at += Coming::kLineBytes) __builtin_prefetch(row + at);
+      for (int at = 0; at < row_bytes_; at += Lines::kLineBytes) __builtin_prefetch(row + at, 0, kDistance.locality);
     }
     return {at_hand_, 0};
   }
 
  private:
-  static constexpr int kAheadBytes = 16384;
-  static constexpr int kMostBlocks = 8;  // half a tile
   const TileRows own_;
   const std::byte* const* const next_;
   const int tokens_, heads_, row_bytes_;
@@ -76,4 +89,4 @@ class Stream {
   bool one_run_ = false;
 };
 
-}  // namespace treeattn::kernels::neon
+}  // namespace treeattn::kernels
