@@ -5,13 +5,16 @@
 Usage: llama_command_test.py TREEATTN GOLDEN [LAUNCHER...]     GOLDEN: tests/golden/llama
 """
 import array
+import fcntl
 import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 TREEATTN, GOLDEN, LAUNCHER = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3:]
 # More ranks than cores, as root.
@@ -119,11 +122,14 @@ def check_prompts(model, scratch, prompt):
 def check_refusals(model, scratch):
     here = ["generate", "--model", model]
     refused("the prompt is empty", *here, stdin=b"")
+    refused("prompt is empty", *here, "", stdin=b"not asked for")
+    refused("--max-tokens is empty", *here, "x", "-n", "")
     refused("UTF-8", *here, stdin=b"caf\xe9 society")
     refused("context", *here, stdin=b"x" * 5000)
     refused("accepted: stored, bf16, int8", *here, "x", "--weights", "int4")
     refused("accepted: cpu, cuda", *here, "x", "--device", "gpu")
     refused("1000", *here, "x", "--device", "cuda:1000", code=3)  # of so many GPUs, or of none
+    refused('strategy = "merge,ring"', *here, "x", "--strategy", "merge,ring")
     refused("--temperature is", *here, "x", "--temperature", "hot")
     refused("cannot read", *here, "--file", scratch)
     refused("cannot open", *here, "--file", scratch / "nothing")
@@ -131,6 +137,7 @@ def check_refusals(model, scratch):
     refused("--stop: byte 1 of 2", *here, "x", "--stop", "a\udcff")
     refused("without --json", *here, "x", "--logprobs", "2")
     refused("/dev/null/here", *here, "x", "--save", "/dev/null/here")  # before any text: stdout is empty
+    refused("--logprobs", "chat", "--model", model, "--logprobs", "2")
     refused("--system: byte 0 of 1", "chat", "--model", model, "--system", "\udcff")
     refused("one of the two", "generate", "x")
     refused("llama-3.2-1b", "generate", "--random-weights", "llama-7", "x")
@@ -138,6 +145,38 @@ def check_refusals(model, scratch):
     refused("would do", "generate", "--random-weights", "llama-3.1-405b", "x", code=3)
     refused("needs a tokenizer", "generate", "--model", GOLDEN / "untied_scaled_f32", "x", "--stop", "y")
     refused("tokenizer", "chat", "--model", GOLDEN / "untied_scaled_f32")
+
+
+def check_streams(model, scratch):
+    """What the shell connects may not work; then the text and the exit code are the same, or say so."""
+    command = [TREEATTN, "generate", "--model", model, "-n", "4", "--ignore-eos"]
+    text = subprocess.run([*command, "x"], capture_output=True, timeout=60, check=True).stdout
+    with open("/dev/full", "wb") as full:
+        deaf = subprocess.run([*command, "x", "--stats"], stdout=subprocess.PIPE, stderr=full, timeout=60)
+        assert deaf.returncode == 0 and deaf.stdout == text, deaf
+        assert subprocess.run([*command, "x", "--nonsense"], stderr=full, timeout=60).returncode == 2
+    folder = os.open(scratch, os.O_RDONLY)
+    unread = subprocess.run(command, stdin=folder, capture_output=True, timeout=60)
+    os.close(folder)
+    assert unread.returncode == 2 and b"standard input: cannot read" in unread.stderr, unread
+    # stdout is closed: no file that is opened may take its number and get the text.
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command, "x", "--save", scratch / "quiet"],
+                            stderr=subprocess.PIPE, timeout=60)
+    assert closed.returncode == 1 and b"standard output cannot be written" in closed.stderr, closed
+    treeattn("generate", "--model", model, "-n", 1, "--load", scratch / "quiet")
+    # Who saves where another one does waits for it.
+    folder = os.open(scratch / "quiet", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    second = subprocess.Popen([*command, "x", "--save", scratch / "quiet"], stdout=subprocess.PIPE)
+    assert second.stdout.read(len(text)) == text and second.poll() is None, second
+    time.sleep(0.3)
+    assert second.poll() is None, "saved into a directory that another one held"
+    os.close(folder)
+    assert second.wait(timeout=60) == 0
+    # Saving fails when the text is there.
+    (scratch / "blocked" / "session.tokens.tmp").mkdir(parents=True)
+    unsaved = treeattn("generate", "--model", model, "x", "-n", 4, "--json", "--save", scratch / "blocked", expect=2)
+    assert len(json.loads(unsaved.stdout)["tokens"]) <= 4 and b"session.tokens.tmp" in unsaved.stderr, unsaved
 
 
 def check_without_tokenizer():
@@ -159,6 +198,22 @@ def check_chat(model):
     refused("does not chat", "chat", "--model", model, code=3)
     described.write_text(json.dumps({"chat_template": "<|start_header_id|><|end_header_id|><|eot_id|>"}))
     assert treeattn("chat", "--model", model, "--system", "Be brief.", "-n", 12, *ORDER, stdin=turns).stdout == one
+
+
+def check_interrupted_chat(model):
+    """Ctrl-C while nothing is said ends nothing: the next answer is whole."""
+    command = [TREEATTN, "chat", "--model", str(model), "-n", "12", "--ignore-eos", *ORDER]
+    first, both = (subprocess.run(command, input=turns, capture_output=True, timeout=60, check=True).stdout
+                   for turns in (b"Hello.\n", b"Hello.\nAgain.\n"))
+    chat = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    chat.stdin.write(b"Hello.\n")
+    chat.stdin.flush()
+    said = chat.stdout.read(len(first))
+    time.sleep(0.2)
+    chat.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    said += chat.communicate(b"Again.\n", timeout=60)[0]
+    assert chat.returncode == 0 and said == both, (chat.returncode, said, both)
 
 
 def check_bench(model):
@@ -192,8 +247,10 @@ with tempfile.TemporaryDirectory() as name:
     text = check_ranks(small, scratch_directory)
     check_prompts(small, scratch_directory, text)
     check_refusals(small, scratch_directory)
+    check_streams(small, scratch_directory)
     check_without_tokenizer()
     check_chat(small)
+    check_interrupted_chat(small)
     check_bench(small)
     shutil.rmtree(scratch_directory / "session")
 print("all is well")

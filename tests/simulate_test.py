@@ -12,6 +12,7 @@ import os
 import pty
 import re
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -188,6 +189,16 @@ def check_usage():
                f"{bad}: exit code {done.returncode}, {done.stderr}")
 
 
+def check_reader_gone():
+    """As `treeattn simulate | head -1` can have it: it ends like any command, without a complaint."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.argv[1], "simulate", "--ranks", "2", "--tokens", "1000"], stdout=writing,
+                          stderr=subprocess.PIPE, timeout=60)
+    os.close(writing)
+    expect(done.returncode == -signal.SIGPIPE and done.stderr == b"", f"nobody reads: {done.returncode}, {done.stderr}")
+
+
 def main():
     done = run("--ranks", 2, "--tokens", 1000, "--strategy", "merge")
     if done.returncode == 3 and "libsimgrid-dev" in done.stderr:
@@ -202,6 +213,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         check_cluster_files(folder)
     check_usage()
+    check_reader_gone()
     for failure in failures:
         print("FAILED:", failure)
     sys.exit(1 if failures else 0)

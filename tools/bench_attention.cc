@@ -13,6 +13,7 @@
 #include "base/machine.h"
 #include "command.h"
 #include "device_option.h"
+#include "notes.h"
 #include "options.h"
 #include "progress.h"
 #include "table.h"
@@ -165,7 +166,7 @@ int run(const BenchOptions& options) {
     progress.step(name);
     if (const std::string lack = bench->lack(shape); !lack.empty()) {
       progress.clear();
-      fmt::print(stderr, "skipped {}: {}\n", name, lack);
+      print_note("skipped {}: {}\n", name, lack);
       ++skipped;
       continue;
     }

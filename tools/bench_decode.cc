@@ -17,6 +17,7 @@
 #include "decode_run.h"
 #include "device_option.h"
 #include "link_option.h"
+#include "notes.h"
 #include "options.h"
 #include "table.h"
 #include "treeattn/attention.h"
@@ -142,7 +143,7 @@ class Report {
   }
 
   void print() const {
-    for (const std::string& note : result_.skipped) fmt::print(stderr, "skipped {}\n", note);
+    for (const std::string& note : result_.skipped) print_note("skipped {}\n", note);
     if (options_.json) {
       for (const DecodeLine& line : result_.lines) print_json(line, strategy_name(line.strategy));
       if (one_rank_) print_json(*one_rank_, "one_rank");
@@ -154,7 +155,7 @@ class Report {
       fmt::print(options_.json ? stderr : stdout, "\nWhy auto took what it took:\n{}", result_.why);
     }
     std::fflush(stdout);
-    for (const std::string& failure : result_.failures) fmt::print(stderr, "treeattn: check failed: {}\n", failure);
+    for (const std::string& failure : result_.failures) print_note("treeattn: check failed: {}\n", failure);
   }
 
   bool failed() const { return !result_.failures.empty(); }

@@ -20,6 +20,7 @@
 #include "model/session.h"
 #include "model_options.h"
 #include "model_run.h"
+#include "notes.h"
 #include "options.h"
 #include "parallel/agree.h"
 #include "progress.h"
@@ -251,7 +252,7 @@ int check(const std::vector<Line>& lines) {
     for (const Line& b : lines) {
       const bool comparable = &a < &b && a.tokens == b.tokens && same_bits(a.strategy) && same_bits(b.strategy);
       if (!comparable || a.digest == b.digest) continue;
-      fmt::print(stderr, "treeattn: check failed: {} and {} made other texts of {} tokens\n", strategy_name(a.strategy),
+      print_note("treeattn: check failed: {} and {} made other texts of {} tokens\n", strategy_name(a.strategy),
                  strategy_name(b.strategy), a.tokens);
       code = kCheckFailed;
     }
@@ -326,7 +327,8 @@ Command add_bench_llama(CommandLine& parent) {
   CommandLine* app =
       parent.add_subcommand("llama", "A prompt and ten tokens: tree against ring, as in the paper's tables");
   auto options = std::make_shared<BenchLlamaOptions>();
-  options->model.add_to(*app, true);
+  options->model.many_strategies = true;
+  options->model.add_to(*app);
   app->add_option("--tokens", options->tokens, "Lengths of the prompt (default 512,1k,2k,4k)")->type_name("LIST");
   app->add_option("--new-tokens", options->new_tokens, "Tokens after it (default 10)")->type_name("N");
   app->add_option("--batch", options->batch, "With --steps: sequences decoded together (default 1; on a GPU 1,16)")

@@ -17,6 +17,7 @@
 #include "model/tokenizer_config.h"
 #include "model_options.h"
 #include "model_run.h"
+#include "notes.h"
 #include "rate_progress.h"
 #include "treeattn/error.h"
 
@@ -36,9 +37,14 @@ std::optional<std::string> next_line(const std::shared_ptr<Communicator>& world)
   std::string line;
   std::int64_t length = -1;
   if (reads) {
-    if (::isatty(STDIN_FILENO) != 0) fmt::print("> ");
+    const bool asks = ::isatty(STDIN_FILENO) != 0;
+    if (asks) fmt::print("> ");
     std::fflush(stdout);
-    if (std::getline(std::cin, line)) length = static_cast<std::int64_t>(line.size());
+    if (std::getline(std::cin, line)) {
+      length = static_cast<std::int64_t>(line.size());
+    } else if (asks) {
+      fmt::print("\n");  // whoever reads the terminal next begins a line
+    }
   }
   world->broadcast(std::as_writable_bytes(std::span(&length, 1)), 0, kPatience);
   if (length < 0) return {};
@@ -65,30 +71,34 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const GenerateOp
       std::make_unique<model::Llama>(rank.model.weights, rank.world, rank.ops, rank.pool, plan.llama), &tokenizer);
   std::vector<model::ChatMessage> messages;
   if (!options.system.empty()) messages.push_back({"system", options.system});
-  RateProgress progress("reading", "tokens");
-  TextListener listener;
-  if (rank.speaks) {
-    listener.prefill = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
+  // Where the rank that spoke is lost, the first of the others goes on.
+  const auto speaks = [&] { return session.llama().communicator()->rank() == 0; };
+  while (const auto line = next_line(session.llama().communicator())) {
+    if (line->empty()) continue;
+    RateProgress progress("reading", "tokens");
+    TextListener listener;
+    listener.prefill = [&](std::int64_t done, std::int64_t total) {
+      if (speaks()) progress.update(done, total);
+    };
     listener.text = [&](std::string_view piece) {
+      if (!speaks()) return;
       progress.clear();
       std::fwrite(piece.data(), 1, piece.size(), stdout);
       std::fflush(stdout);
     };
-  }
-  while (const auto line = next_line(session.llama().communicator())) {
-    if (line->empty()) continue;
+    interrupt_flag();  // a Ctrl-C from before the question is none for the answer
     messages.push_back({"user", *line});
     try {
+      require_utf8("the message", *line);
       session.generate(turn_tokens(tokenizer, messages, session.tokens()), text, listener);
       messages.clear();  // they are in the cache now
     } catch (const InvalidArgument& error) {
       // Refused on every rank before any work: too long, or not UTF-8.
-      if (rank.speaks) fmt::print(stderr, "treeattn: {}\n", error.what());
+      if (speaks()) print_note("treeattn: {}\n", error.what());
       messages.pop_back();
       continue;
     }
-    if (!rank.speaks) continue;
-    fmt::print("\n");
+    if (speaks()) fmt::print("\n");
     interrupt_flag();  // Ctrl-C ends an answer, not the conversation
   }
   return kOk;

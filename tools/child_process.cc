@@ -87,13 +87,14 @@ std::filesystem::path program_folder() { return std::filesystem::read_symlink("/
 
 int run_child(const std::filesystem::path& program, const std::string& input,
               const std::function<void(const std::string&)>& on_line) {
-  // Writing to a child that has gone must not end this program.
-  std::signal(SIGPIPE, SIG_IGN);
   Pipe in, out;
   const pid_t child = start(program, in.read_end(), out.write_end());
   in.close(0);
   out.close(1);
+  // Writing to a child that has gone must not end this program; writing to a reader who has gone must.
+  const auto before = std::signal(SIGPIPE, SIG_IGN);
   write_all(in.write_end(), input);
+  std::signal(SIGPIPE, before);
   in.close(1);
   read_lines(out.read_end(), on_line);
   int status = 0;

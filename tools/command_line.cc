@@ -8,6 +8,7 @@
 #include <sstream>
 #include <utility>
 
+#include "base/check.h"
 #include "treeattn/error.h"
 
 namespace treeattn::tools {
@@ -33,6 +34,16 @@ std::string missing_subcommand(const CLI::App& app, int argc, char** argv) {
   return fmt::format("the subcommand of {} {}; accepted: {}", deepest->get_name(), word, names_of(*deepest));
 }
 
+// A shell variable that is not set must not pass for an option that was not given.
+void refuse_empty_values(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& value : option->results()) {
+      base::require(!value.empty(), "{} is empty; accepted: a value, or none of it", option->get_name());
+    }
+  }
+  for (const CLI::App* sub : app.get_subcommands()) refuse_empty_values(*sub);
+}
+
 }  // namespace
 
 Option* Option::type_name(const std::string& name) {
@@ -52,11 +63,6 @@ Option* Option::description(const std::string& what) {
 
 Option* Option::excludes(const Option* other) {
   option_->excludes(other->option_);
-  return this;
-}
-
-Option* Option::capture_default_str() {
-  option_->capture_default_str();
   return this;
 }
 
@@ -109,6 +115,7 @@ std::optional<std::string> CommandLine::parse(int argc, char** argv) {
   const CLI::App& app = *grammar_->app;
   try {
     grammar_->app->parse(argc, argv);
+    refuse_empty_values(app);
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
     // Help and version arrive as exceptions, too.

@@ -23,7 +23,6 @@ class Option {
   Option* group(const std::string& heading);     // where --help lists it; empty: nowhere
   Option* description(const std::string& what);  // instead of the one it was made with
   Option* excludes(const Option* other);         // not both
-  Option* capture_default_str();                 // --help says what the value is now
 
  private:
   CLI::Option* option_;

@@ -220,10 +220,10 @@ Examples:
 Command add_demo(CommandLine& parent) {
   CommandLine* app = parent.add_subcommand("demo", "Find a pass key in a long text that is spread over ranks");
   auto options = std::make_shared<DemoCommand>();
-  app->add_option("--tokens", options->tokens, "Length of the text, e.g. 32k")->capture_default_str();
-  app->add_option("--depth", options->depth, "Where the key is hidden, in percent")->capture_default_str();
-  app->add_option("--seed", options->seed, "Another text, another key")->capture_default_str();
-  app->add_option("--steps", options->steps, "Tokens that are timed")->capture_default_str();
+  app->add_option("--tokens", options->tokens, "Length of the text; 32k is 32768 (default 16k)")->type_name("N");
+  app->add_option("--depth", options->depth, "Where the key is hidden (default 37)")->type_name("PERCENT");
+  app->add_option("--seed", options->seed, "Another text, another key (default 7)")->type_name("N");
+  app->add_option("--steps", options->steps, "Tokens that are timed (default 8)")->type_name("N");
   app->add_option("--stories", options->stories, "Paragraphs to make the text of, one a line")->type_name("FILE");
   options->model.add_to(*app);
   app->get_option("--ranks")->description("Threads that are ranks (default 4); under an MPI launcher its processes");

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "files.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <memory>
@@ -21,17 +23,23 @@ struct Close {
 };
 using Stream = std::unique_ptr<std::FILE, Close>;
 
+std::string read_all(std::FILE* file, const std::filesystem::path& path) {
+  std::string text;
+  char piece[1 << 16];
+  while (const std::size_t got = std::fread(piece, 1, sizeof piece, file)) text.append(piece, got);
+  if (std::ferror(file) != 0) fail(path, "read");
+  return text;
+}
+
 }  // namespace
 
 std::string read_text(const std::filesystem::path& path) {
   const Stream file(std::fopen(path.c_str(), "rb"));
   if (!file) fail(path, "open");
-  std::string text;
-  char piece[1 << 16];
-  while (const std::size_t got = std::fread(piece, 1, sizeof piece, file.get())) text.append(piece, got);
-  if (std::ferror(file.get()) != 0) fail(path, "read");
-  return text;
+  return read_all(file.get(), path);
 }
+
+std::string read_stdin() { return read_all(stdin, "standard input"); }
 
 void write_text(const std::filesystem::path& path, std::string_view text) {
   Stream file(std::fopen(path.c_str(), "wb"));
@@ -45,6 +53,7 @@ void make_directory(const std::filesystem::path& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error) base::throw_bad_file(path, "cannot make this directory: " + error.message());
+  if (::access(path.c_str(), W_OK | X_OK) != 0) fail(path, "write into this directory");
 }
 
 }  // namespace treeattn::tools

@@ -10,9 +10,10 @@
 namespace treeattn::tools {
 
 std::string read_text(const std::filesystem::path& path);
+std::string read_stdin();
 void write_text(const std::filesystem::path& path, std::string_view text);
 
-// With those above it; one that is there is fine.
+// With those above it; one that is there, and can be written into, is fine.
 void make_directory(const std::filesystem::path& path);
 
 }  // namespace treeattn::tools

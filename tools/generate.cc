@@ -6,8 +6,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -22,6 +20,7 @@
 #include "model/session_file.h"
 #include "model_options.h"
 #include "model_run.h"
+#include "notes.h"
 #include "options.h"
 #include "rate_progress.h"
 #include "table.h"
@@ -37,8 +36,6 @@ struct GenerateCommand {
   bool stats = false;
 };
 
-std::string read_all(std::istream& in) { return {std::istreambuf_iterator<char>(in), {}}; }
-
 std::string read_prompt(const GenerateCommand& options) {
   base::require(options.prompt.empty() || options.file.empty(), "a prompt and --file {}; accepted: one of the two",
                 options.file);
@@ -47,7 +44,7 @@ std::string read_prompt(const GenerateCommand& options) {
     if (!options.load.empty()) return {};  // the text goes on
     base::require(!launched_by_mpi(), "there is no prompt; accepted under an MPI launcher: as an argument, by --file");
     base::require(::isatty(STDIN_FILENO) == 0, "there is no prompt; accepted: as an argument, by --file, on stdin");
-    return read_all(std::cin);
+    return read_stdin();
   }
   return read_text(options.file);
 }
@@ -71,13 +68,13 @@ std::int64_t saved_tokens(const std::filesystem::path& directory) {
   return sum;
 }
 
-// What one rank says. Only the one that speaks has something to say.
+// What one rank says. Every rank knows the whole text, but only the first one speaks. Where that one is lost, the first
+// of those that are left goes on.
 class Voice {
  public:
-  Voice(const GenerateCommand& options, const ModelRank& rank) : options_(options), speaks_(rank.speaks) {
-    if (!speaks_) return;
-    has_text_ = rank.model.description.tokenizer != nullptr;
-    if (!options.logits.empty()) {
+  Voice(const GenerateCommand& options, const ModelRank& rank, model::Session& session)
+      : options_(options), session_(session), has_text_(rank.model.description.tokenizer != nullptr) {
+    if (speaks() && !options.logits.empty()) {
       logits_.open(options.logits, std::ios::binary);
       base::require(logits_.good(), "--logits {} cannot be written", options.logits);
     }
@@ -85,9 +82,13 @@ class Voice {
 
   TextListener listener() {
     TextListener out;
-    if (!speaks_) return out;
-    out.prefill = [this](std::int64_t done, std::int64_t total) { prefill_.update(done, total); };
-    out.recovery = [this](std::int64_t done, std::int64_t total) { recovery_.update(done, total); };
+    const auto shown_by = [this](RateProgress& progress) {
+      return [this, &progress](std::int64_t done, std::int64_t total) {
+        if (speaks()) progress.update(done, total);
+      };
+    };
+    out.prefill = shown_by(prefill_);
+    out.recovery = shown_by(recovery_);
     out.text = [this](std::string_view text) { say(text); };
     out.token = [this](const TokenChoice& choice) {
       if (!has_text_) say(fmt::format("{} ", choice.token));
@@ -101,19 +102,16 @@ class Voice {
     return out;
   }
 
-  void finish(const GenerateResult& result, const std::shared_ptr<Communicator>& world) {
-    if (!speaks_) return;
-    if (options_.json) {
-      print_json(result, world);
-    } else {
-      fmt::print("\n");
-    }
-    std::fflush(stdout);
+  void finish(const GenerateResult& result) {
+    if (!speaks()) return;
+    print(options_.json ? json(result) + "\n" : "\n");
     if (options_.stats) print_stats(result);
-    for (const int lost : result.stats.lost) fmt::print(stderr, "treeattn: went on without rank {}\n", lost);
+    for (const int lost : result.stats.lost) print_note("treeattn: went on without rank {}\n", lost);
   }
 
  private:
+  bool speaks() const { return session_.llama().communicator()->rank() == 0; }
+
   void say(std::string_view text) {
     prefill_.clear();
     recovery_.clear();
@@ -121,6 +119,11 @@ class Voice {
       if (has_text_) text_ += text;
       return;
     }
+    if (speaks()) print(text);
+  }
+
+  // Goes on where it cannot: the text may still be saved, and main() looks whether all was printed.
+  static void print(std::string_view text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   }
@@ -131,7 +134,8 @@ class Voice {
            static_cast<double>(stats.token_seconds.size());
   }
 
-  void print_json(const GenerateResult& result, const std::shared_ptr<Communicator>& world) const {
+  std::string json(const GenerateResult& result) const {
+    const Communicator& world = *session_.llama().communicator();
     nlohmann::ordered_json out;
     if (has_text_) out["text"] = text_;
     out["tokens"] = result.tokens;
@@ -139,8 +143,8 @@ class Voice {
     out["prompt_tokens"] = result.stats.prompt_tokens;
     out["first_token_ms"] = 1e3 * result.stats.first_token_seconds;
     out["token_ms"] = 1e3 * mean_seconds(result.stats);
-    out["ranks"] = world->size();
-    out["transport"] = world->transport();
+    out["ranks"] = world.size();
+    out["transport"] = world.transport();
     out["bytes_sent"] = result.stats.bytes_sent;
     out["lost"] = result.stats.lost;
     if (!choices_.empty() && !choices_.front().top.empty()) {
@@ -152,21 +156,20 @@ class Voice {
         out["logprobs"].push_back(std::move(place));
       }
     }
-    fmt::print("{}\n", out.dump());
+    return out.dump();
   }
 
   void print_stats(const GenerateResult& result) const {
     const double mean = mean_seconds(result.stats);
-    fmt::print(stderr,
-               "{} tokens of prompt, first token after {} s; {} tokens, {} ms each ({} a second); {} sent; {}\n",
+    print_note("{} tokens of prompt, first token after {} s; {} tokens, {} ms each ({} a second); {} sent; {}\n",
                result.stats.prompt_tokens, format_number(result.stats.first_token_seconds), result.tokens.size(),
                format_number(1e3 * mean), format_number(mean > 0 ? 1 / mean : 0), format_bytes(result.stats.bytes_sent),
                stop_reason_name(result.reason));
   }
 
   const GenerateCommand& options_;
-  bool speaks_;
-  bool has_text_ = false;
+  model::Session& session_;
+  bool has_text_;
   RateProgress prefill_{"reading the prompt", "tokens"}, recovery_{"recovering", "tokens"};
   std::ofstream logits_;
   std::string text_;
@@ -197,10 +200,9 @@ int run(const GenerateCommand& options) {
                                                     tokenizer)
                                    : model::Session::load(options.load, rank.model.weights, rank.world, rank.ops,
                                                           rank.pool, tokenizer, plan.llama);
-    Voice voice(options, rank);
-    const GenerateResult result = session.generate(tokens, text, voice.listener());
-    if (!options.save.empty()) session.save(options.save);
-    voice.finish(result, session.llama().communicator());
+    Voice voice(options, rank, session);
+    voice.finish(session.generate(tokens, text, voice.listener()));
+    if (!options.save.empty()) session.save(options.save);  // last: where the disk is full, the text has been said
     return kOk;
   });
 }
@@ -226,6 +228,10 @@ Command add_generate(CommandLine& parent) {
   app->add_option("--file", options->file, "A file with the prompt")->type_name("FILE");
   options->model.add_to(*app);
   options->sampling.add_to(*app, "256");
+  app->add_option("--logprobs", options->sampling.logprobs,
+                  "With --json: the N most likely tokens at each place (default 0)")
+      ->type_name("N")
+      ->group("Text");
   app->add_option("--load", options->load, "Go on with the text of this directory, on any number of ranks")
       ->type_name("DIR");
   app->add_option("--save", options->save, "Keep cache and text in this directory")->type_name("DIR");

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The `treeattn` command: finds the subcommand, runs it, and turns what it throws into an exit code.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -9,11 +11,13 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "command.h"
 #include "command_line.h"
+#include "notes.h"
 #include "treeattn/communicator.h"
 #include "treeattn/error.h"
 #include "treeattn/version.h"
@@ -57,7 +61,7 @@ int launch_rank() {
 }
 
 int fail(const char* message, int code) {
-  fmt::print(stderr, "treeattn: {}\n", message);
+  print_note("treeattn: {}\n", message);
   return code;
 }
 
@@ -79,6 +83,14 @@ int fail_lost(const LostRanks& error) {
   }
   const bool quiet = launched_by_mpi() && !given_up && launch_rank() != first;
   return quiet ? kLostRanks : fail(error.what(), kLostRanks);
+}
+
+// The number of a standard stream that was closed would go to the next file that is opened, and what is printed into
+// that file. A stream that cannot be used holds its place: it can be read where one writes, and the other way round.
+void hold_closed_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
 }
 
 // What was printed may still lie in a buffer, and the disk may be full: then it is lost, and nobody may believe
@@ -127,6 +139,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace treeattn;
+  tools::hold_closed_streams();
   try {
     return tools::after_printing(tools::run(argc, argv));
   } catch (const InvalidArgument& error) {
@@ -139,6 +152,10 @@ int main(int argc, char** argv) {
     return tools::fail_lost(error);
   } catch (const std::bad_alloc&) {
     return tools::fail("not enough memory for this", tools::kUnavailable);
+  } catch (const std::system_error& error) {
+    const bool threads = error.code() == std::errc::resource_unavailable_try_again;
+    return threads ? tools::fail("this machine cannot start so many threads", tools::kUnavailable)
+                   : tools::fail(error.what(), tools::kCheckFailed);
   } catch (const std::exception& error) {
     return tools::fail(error.what(), tools::kCheckFailed);
   }

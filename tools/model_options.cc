@@ -52,7 +52,7 @@ double parse_real(const char* option, const std::string& text, double least, dou
   return *value;
 }
 
-void ModelOptions::add_to(CommandLine& app, bool many_strategies) {
+void ModelOptions::add_to(CommandLine& app) {
   const auto text = [&](const char* name, std::string& value, const std::string& what, const char* type) {
     app.add_option(name, value, what)->type_name(type)->group("Model and ranks");
   };
@@ -85,7 +85,8 @@ ModelPlan make_model_plan(const ModelOptions& options) {
   ModelPlan plan;
   plan.weights = model::parse_weight_format(options.weights.empty() ? "stored" : options.weights);
   plan.llama.kv_type = parse_dtype(options.kv_type.empty() ? "bf16" : options.kv_type);
-  if (options.strategy.find(',') == std::string::npos && !options.strategy.empty()) {
+  const bool listed = options.many_strategies && options.strategy.find(',') != std::string::npos;
+  if (!listed && !options.strategy.empty()) {
     plan.llama.attention.strategy = parse_strategy(options.strategy);
   }
   plan.llama.order.chunk_tokens = parse_count_or("--chunk", options.chunk, 64, 1 << 30, 256);
@@ -117,7 +118,6 @@ void SamplingOptions::add_to(CommandLine& app, const char* default_max_tokens) {
   text("--min-p", min_p, "Choose among those with at least this much of the most likely one's (default 0)", "X");
   text("--repetition-penalty", repetition_penalty, "Makes what was said before less likely (default 1)", "X");
   text("--seed", seed, "Of the draws (default 0)", "N");
-  text("--logprobs", logprobs, "With --json: the N most likely tokens at each place (default 0)", "N");
   app.add_option("--stop", stop, "End the text before this string; may be given several times")
       ->type_name("TEXT")
       ->group("Text");

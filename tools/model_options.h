@@ -18,9 +18,9 @@ struct ModelOptions {
   std::string model, random_weights, weights, kv_type, strategy, ranks, threads, chunk, branches, piece, deadline;
   std::string device, link;
   bool gather_kv = false;
+  bool many_strategies = false;  // said by the command, before add_to: --strategy may be a list
 
-  // many_strategies: --strategy is a list.
-  void add_to(CommandLine& app, bool many_strategies = false);
+  void add_to(CommandLine& app);
 };
 
 // What they say, checked. Nothing of the model's weights has been read.

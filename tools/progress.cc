@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "notes.h"
+
 namespace treeattn::tools {
 
 Progress::Progress(std::string label, std::size_t total)
@@ -29,13 +31,13 @@ void Progress::at(std::size_t done, const std::string& what) {
   if (now - start_ < 2s || now - last_ < 100ms) return;
   last_ = now;
   drawn_ = true;
-  fmt::print(stderr, "\r\033[K{} {}/{}  {:.60}", label_, done_, total_, what);
+  print_note("\r\033[K{} {}/{}  {:.60}", label_, done_, total_, what);
   std::fflush(stderr);
 }
 
 void Progress::clear() {
   if (!drawn_) return;
-  fmt::print(stderr, "\r\033[K");
+  print_note("\r\033[K");
   std::fflush(stderr);
   drawn_ = false;
 }

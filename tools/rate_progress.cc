@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "notes.h"
 #include "table.h"
 
 namespace treeattn::tools {
@@ -24,21 +25,21 @@ RateProgress::~RateProgress() { clear(); }
 void RateProgress::update(std::int64_t done, std::int64_t total) {
   using namespace std::chrono_literals;
   const auto now = Clock::now();
-  if (!terminal_ || now - start_ < 1s || now - last_ < 100ms) return;
+  if (!terminal_ || now - start_ < 2s || now - last_ < 100ms) return;
   last_ = now;
   drawn_ = true;
   const double seconds = std::chrono::duration<double>(now - start_).count();
   const double rate = static_cast<double>(done) / seconds;
   const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
   const auto whole = static_cast<std::int64_t>(std::min(left, 359999.0));
-  fmt::print(stderr, "\r\033[K{} {:3}%  {}/{} {}  {}/s  {}:{:02} left", label_, total > 0 ? 100 * done / total : 100,
-             done, total, unit_, format_number(rate), whole / 60, whole % 60);
+  print_note("\r\033[K{} {:3}%  {}/{} {}  {}/s  {}:{:02} left", label_, total > 0 ? 100 * done / total : 100, done,
+             total, unit_, format_number(rate), whole / 60, whole % 60);
   std::fflush(stderr);
 }
 
 void RateProgress::clear() {
   if (!drawn_) return;
-  fmt::print(stderr, "\r\033[K");
+  print_note("\r\033[K");
   std::fflush(stderr);
   drawn_ = false;
 }

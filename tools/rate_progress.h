@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A progress line with a rate and the time left: on stderr, only on a terminal, only once the work has lasted a second.
+// A progress line with a rate and the time left: on stderr, only on a terminal, only once the work has lasted two
+// seconds.
 #pragma once
 
 #include <chrono>

@@ -14,6 +14,7 @@
 #include "command.h"
 #include "experiments.h"
 #include "files.h"
+#include "notes.h"
 #include "progress.h"
 #include "svg_chart.h"
 #include "table.h"
@@ -96,7 +97,7 @@ std::filesystem::path simulator(const ReproduceOptions& options) {
   if (std::filesystem::exists(program)) return program;
   base::require(options.simulator.empty(), "--simulator is \"{}\"; accepted: the program treeattn-sim",
                 options.simulator);
-  fmt::print(stderr, "note: there is no {}; times are those of the closed form\n", program.string());
+  print_note("note: there is no {}; times are those of the closed form\n", program.string());
   return {};
 }
 
@@ -120,7 +121,7 @@ int run(const ReproduceOptions& options) {
     } catch (const Unavailable& error) {
       if (experiments.size() == 1) throw;
       progress.clear();
-      fmt::print(stderr, "skipped {}: {}\n", experiment->name, error.what());
+      print_note("skipped {}: {}\n", experiment->name, error.what());
       continue;
     }
     progress.clear();

@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "child_process.h"
 #include "command.h"
+#include "notes.h"
 #include "options.h"
 #include "plan/cluster.h"
 #include "plan/tree_order.h"
@@ -128,12 +129,12 @@ void leave_out(SimulationJob& job, bool asked_for_all) {
                        static_cast<double>(state_floats(shape.head_dim)) * sizeof(float);
   std::erase_if(job.strategies, [&](Strategy strategy) {
     if (strategy == Strategy::kGather && block * job.ranks * job.ranks > kMostGatherBytes) {
-      fmt::print(stderr, "skipped gather on {} ranks: the simulator would hold {} of states\n", job.ranks,
+      print_note("skipped gather on {} ranks: the simulator would hold {} of states\n", job.ranks,
                  format_bytes(static_cast<std::size_t>(block * job.ranks * job.ranks)));
       return true;
     }
     if (strategy == Strategy::kRing && asked_for_all && job.ranks > kMostRingRanks) {
-      fmt::print(stderr, "skipped ring on {} ranks: {} messages take long; --strategy ring does it\n", job.ranks,
+      print_note("skipped ring on {} ranks: {} messages take long; --strategy ring does it\n", job.ranks,
                  static_cast<std::int64_t>(job.ranks) * (job.ranks - 1));
       return true;
     }
@@ -149,7 +150,7 @@ class Report {
   void add(const SimulationLine& line) {
     lines_.push_back(line);
     if (!line.failure.empty()) {
-      fmt::print(stderr, "treeattn: check failed: {}: {}\n", strategy_name(line.strategy), line.failure);
+      print_note("treeattn: check failed: {}: {}\n", strategy_name(line.strategy), line.failure);
       failed_ = true;
     }
     if (options_.json) fmt::print("{}\n", values(line).dump());
@@ -347,7 +348,7 @@ Examples:
 
 Command add_simulate(CommandLine& parent) {
   CommandLine* app =
-      parent.add_subcommand("simulate", "A decoding step on a cluster that is not there, up to 4096 ranks");
+      parent.add_subcommand("simulate", "A decoding step on a cluster that is not there, up to thousands of ranks");
   auto options = std::make_shared<SimulateOptions>();
   options->shape.add_to(*app, "5120000");
   const auto text = [&](const char* name, std::string& value, const char* what, const char* type) {

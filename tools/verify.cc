@@ -14,6 +14,7 @@
 #include "command.h"
 #include "device_option.h"
 #include "kernels/case_list.h"
+#include "notes.h"
 #include "options.h"
 #include "table.h"
 #include "verify_run.h"
@@ -92,9 +93,9 @@ void print_table(const std::vector<VerifyRows>& all) {
 void name_failures(const std::vector<VerifyRows>& all) {
   for (const VerifyRows& rows : all) {
     for (const VerifyRow& row : rows.by_type) {
-      for (const std::string& name : row.failures) fmt::print(stderr, "failed on {}: {}\n", rows.isa, name);
+      for (const std::string& name : row.failures) print_note("failed on {}: {}\n", rows.isa, name);
       const std::size_t unnamed = row.failed - row.failures.size();
-      if (unnamed > 0) fmt::print(stderr, "failed on {}: {} more of this type\n", rows.isa, unnamed);
+      if (unnamed > 0) print_note("failed on {}: {} more of this type\n", rows.isa, unnamed);
     }
   }
 }

@@ -51,6 +51,12 @@ def end(pids):
             pass
 
 
+def same_text(got, want, victim):
+    """Rank 0 prints. Where it is lost, the token that it was about to print may be missing or there twice."""
+    places = range(len(want)) if victim == 0 else []
+    return got == want or any(got in (want[:i] + want[i + 1:], want[:i + 1] + want[i:]) for i in places)
+
+
 def run(victim, treeattn, model, mpirun, want):
     """What is wrong; empty when all is well."""
     mark = uuid.uuid4().hex
@@ -79,7 +85,7 @@ def run(victim, treeattn, model, mpirun, want):
     got = text.split()
     if not killed:
         return f"the text ended before a rank could be killed: {len(got)} tokens\n{said}"
-    if got != want:
+    if not same_text(got, want, victim):
         return f"another text: {len(got)} tokens, {len(want)} wanted\n{said}"
     if f"went on without rank {victim}" not in said:
         return f"nobody missed rank {victim}\n{said}"
@@ -91,7 +97,7 @@ def main():
     want = subprocess.run(arguments(treeattn, model), stdout=subprocess.PIPE, check=True, timeout=120).stdout.split()
     assert len(want) == TOKENS, len(want)
     failed = False
-    for victim in (1, 2):
+    for victim in (0, 1, 2):
         problem = run(victim, treeattn, model, mpirun, want)
         print(f"kill of rank {victim}: {'FAILED: ' + problem if problem else 'the same text'}")
         failed = failed or bool(problem)
