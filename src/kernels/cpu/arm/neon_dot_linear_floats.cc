@@ -120,7 +120,7 @@ struct Kernel {
   // always in the same half of a pair. In this order no pipe of a Neoverse N1 has a ZIP and an FMLA that end at once,
   // and no sum waits for the other pipe.
   static void add_block(const float* x, const Element* w, float32x4_t& total) {
-    constexpr std::int64_t kAhead = 1024 / sizeof(Element);
+    constexpr std::int64_t kAhead = 768 / sizeof(Element);
     float32x4_t sums[4] = {};
     Floats8 even[4], odd[4];
     TREEATTN_UNROLL
@@ -139,9 +139,11 @@ struct Kernel {
         }
       }
     };
-    for (std::int64_t at = 0; at < kDepth; at += 2 * kStep) {
-      step(at, even, at + kStep, odd);
-      step(at + kStep, odd, (at + 2 * kStep) % kDepth, even);
+    for (std::int64_t at = 0; at < kDepth; at += 4 * kStep) {
+      step(at + 0 * kStep, even, at + 1 * kStep, odd);
+      step(at + 1 * kStep, odd, at + 2 * kStep, even);
+      step(at + 2 * kStep, even, at + 3 * kStep, odd);
+      step(at + 3 * kStep, odd, (at + 4 * kStep) % kDepth, even);
     }
     const float32x4_t runs = add_lanes(sums);
     total = vaddq_f32(total, vdupq_laneq_f32(runs, 0));

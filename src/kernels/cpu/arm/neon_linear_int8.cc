@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear maps with int8 weights by SDOT (one row of x) and SMMLA (more).
+// Linear maps with int8 weights by SDOT (one row of x) and SMMLA (more). The groups are added one after the other:
+// sum = fma(integer, scale of x * scale of the weights, sum).
 #include "kernels/cpu/arm/neon_linear_int8.h"
 #include "kernels/cpu/targets.h"
 
@@ -213,14 +214,81 @@ inline void touch(const std::int8_t* x, std::int64_t col, std::int64_t cols) {
   }
 }
 
+// A group of four rows of weights, or of one four times.
+struct WeightBytes {
+  int8x16_t half[4][2];
+
+  template <int N>
+  __attribute__((always_inline)) WeightBytes(const std::int8_t* const (&w)[N], std::int64_t col) {
+    TREEATTN_UNROLL
+    for (int n = 0; n < 4; ++n) {
+      half[n][0] = vld1q_s8(w[n % N] + col);
+      half[n][1] = vld1q_s8(w[n % N] + col + 16);
+    }
+  }
+  // Sums over the group: element n for row n.
+  __attribute__((always_inline)) int32x4_t times(const std::int8_t* x) const {
+    int32x4_t sums[4];
+    TREEATTN_UNROLL
+    for (int n = 0; n < 4; ++n) {
+      sums[n] = vdotq_s32(vdotq_s32(fresh_zero(), vld1q_s8(x), half[n][0]), vld1q_s8(x + 16), half[n][1]);
+    }
+    return vpaddq_s32(vpaddq_s32(sums[0], sums[1]), vpaddq_s32(sums[2], sums[3]));
+  }
+};
+
+// One row of x against N (1 or 4) rows of weights, `distance` apart, as they lie.
+template <int N>
+void multiply_row(const LinearArgs& args, std::int64_t first, std::int64_t distance) {
+  const std::int64_t groups = args.cols / kGroup;
+  const std::int8_t* x = bytes_at(args.x);
+  const float* x_scales = floats_at(args.x + args.cols);
+  const std::int8_t* w[N];
+  const float* scales[N];
+  TREEATTN_UNROLL
+  for (int n = 0; n < N; ++n) {
+    w[n] = bytes_at(args.w) + (first + n * distance) * args.cols;
+    scales[n] = args.scales + (first + n * distance) * groups;
+  }
+  float32x4_t sums = vdupq_n_f32(0.0f);
+  const auto add_group = [&](std::int64_t g, float32x4_t scale) __attribute__((always_inline)) {
+    const int32x4_t integers = WeightBytes(w, g * kGroup).times(x + g * kGroup);
+    sums = vfmaq_f32(sums, vcvtq_f32_s32(integers), scale);
+  };
+  std::int64_t g = 0;
+  for (; N == 4 && g + 4 <= groups; g += 4) {
+    // Scales of four groups of four rows, turned round: one vector per group.
+    const neon::Turned4 by_group(vld1q_f32(scales[0] + g), vld1q_f32(scales[1 % N] + g), vld1q_f32(scales[2 % N] + g),
+                                 vld1q_f32(scales[3 % N] + g));
+    const float32x4_t of_x = vld1q_f32(x_scales + g);
+    if (args.cols > kTouchFromCols) {
+      touch(x, g * kGroup, args.cols);
+      touch(x, g * kGroup + 64, args.cols);
+    }
+    add_group(g, vmulq_laneq_f32(by_group.first, of_x, 0));
+    add_group(g + 1, vmulq_laneq_f32(by_group.second, of_x, 1));
+    add_group(g + 2, vmulq_laneq_f32(by_group.third, of_x, 2));
+    add_group(g + 3, vmulq_laneq_f32(by_group.fourth, of_x, 3));
+  }
+  for (; g < groups; ++g) {
+    float32x4_t scale = vdupq_n_f32(0.0f);
+    scale = vsetq_lane_f32(scales[0][g], scale, 0);
+    if constexpr (N == 4) {
+      scale = vsetq_lane_f32(scales[1][g], scale, 1);
+      scale = vsetq_lane_f32(scales[2][g], scale, 2);
+      scale = vsetq_lane_f32(scales[3][g], scale, 3);
+    }
+    add_group(g, vmulq_n_f32(scale, x_scales[g]));
+  }
+  float out[4];
+  vst1q_f32(out, sums);
+  TREEATTN_UNROLL
+  for (int n = 0; n < N; ++n) put(args.y + first + n * distance, out[n], args.add);
+}
+
 void multiply_single(const LinearArgs& args) {
-  linear_loops::for_each_stream_step(args, [&]<int N>(std::int64_t first, std::int64_t distance) {
-    neon::multiply_rows<1, N>(args, 0, first, distance, [&](std::int64_t group) {
-      if (args.cols <= kTouchFromCols) return;
-      touch(bytes_at(args.x), group * kGroup, args.cols);
-      touch(bytes_at(args.x), group * kGroup + 64, args.cols);
-    });
-  });
+  linear_loops::for_each_stream_step(
+      args, [&]<int N>(std::int64_t first, std::int64_t distance) { multiply_row<N>(args, first, distance); });
 }
 
 void multiply(const LinearArgs& args) {
