@@ -39,7 +39,8 @@ class Random {
     return std::uniform_int_distribution<std::int64_t>(low, high)(engine_);
   }
   bool chance(double probability) { return std::bernoulli_distribution(probability)(engine_); }
-  float value() { return std::normal_distribution<float>(0.0f, 2.0f)(engine_); }
+  // Uniform in [-4, 4), of 24 random bits: a normal distribution took most of the time of these tests.
+  float value() { return static_cast<float>(static_cast<std::int64_t>(engine_()) >> 40) * 0x1p-21f; }
   template <class T>
   const T& pick(const std::vector<T>& from) {
     return from[static_cast<std::size_t>(integer(0, static_cast<std::int64_t>(from.size()) - 1))];
