@@ -13,6 +13,10 @@ function(treeattn_compile_defaults target)
     $<$<COMPILE_LANG_AND_ID:CXX,Clang,AppleClang>:-Wno-sign-conversion>  # not part of GCC's -Wconversion
     # CMake 3.25 does not know that nvcc has C++20, so CUDA_STANDARD would do nothing.
     $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --fmad=false --expt-relaxed-constexpr -Xcompiler=-ffp-contract=off,-Wall,-Wextra,-Wshadow>)
+  if(NOT PROJECT_IS_TOP_LEVEL)
+    # Nor where a parent project has it for itself.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fno-fast-math>)
+  endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # GCC bug 105651: `"text" + std::string()` warns at -O3.
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)

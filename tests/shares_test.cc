@@ -134,10 +134,13 @@ TEST(SharesTest, ErrorsNameTheValue) {
   };
   EXPECT_EQ(weighted(8, 2, {1, 1}), "");
   EXPECT_EQ(weighted(8, 2, {1, 2, 3}), "weights holds 3 values; accepted: none or one per rank, 2");
-  EXPECT_EQ(weighted(8, 2, {1, -2}), "weights[1] = -2; accepted: 0 or more");
-  EXPECT_EQ(weighted(8, 2, {std::numeric_limits<double>::quiet_NaN(), 1}), "weights[0] = nan; accepted: 0 or more");
-  EXPECT_EQ(weighted(8, 2, {1, std::numeric_limits<double>::infinity()}), "weights[1] = inf; accepted: 0 or more");
-  EXPECT_EQ(weighted(8, 2, {0, 0}), "weights add up to 0; accepted: more than 0");
+  EXPECT_EQ(weighted(8, 2, {1, -2}), "weights[1] = -2; accepted: 0 or more, finite");
+  EXPECT_EQ(weighted(8, 2, {std::numeric_limits<double>::quiet_NaN(), 1}),
+            "weights[0] = nan; accepted: 0 or more, finite");
+  EXPECT_EQ(weighted(8, 2, {1, std::numeric_limits<double>::infinity()}),
+            "weights[1] = inf; accepted: 0 or more, finite");
+  EXPECT_EQ(weighted(8, 2, {0, 0}), "weights add up to 0; accepted: more than 0, finite");
+  EXPECT_EQ(weighted(8, 2, {1e308, 1e308}), "weights add up to inf; accepted: more than 0, finite");
   EXPECT_EQ(weighted(0, 2, {}), "branches = 0; accepted: 1 or more");
   EXPECT_EQ(weighted(8, 0, {}), "ranks = 0; accepted: 1 or more");
   EXPECT_EQ(refused([] { Shares(2, {0, 1, 2, 0}); }), "leaf 2 belongs to rank 2; accepted: 0 to 1");

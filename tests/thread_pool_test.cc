@@ -6,6 +6,8 @@
 #if defined(__linux__)
 #include <sched.h>
 #endif
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -149,6 +151,30 @@ TEST(ThreadPool, RunsFromSeveralThreadsTakeTurns) {
   EXPECT_EQ(inside.load(), 0);
   EXPECT_EQ(done.load(), 4 * 100 * 4);
 }
+
+#if !defined(__SANITIZE_THREAD__)  // which allows no threads after a fork
+TEST(ThreadPool, AfterForkTheChildGetsAnErrorInsteadOfWaiting) {
+  ThreadPool pool(2);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);  // ends a child that waits
+    int status = 1;
+    ThreadPool(2).run(3, [](std::size_t, int) {});  // its own works
+    try {
+      pool.run(3, [](std::size_t, int) {});
+    } catch (const Error& error) {
+      status = std::string(error.what()).find("made after fork()") != std::string::npos ? 0 : 2;
+    }
+    pool.~ThreadPool();
+    _exit(status);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  pool.run(3, [](std::size_t, int) {});
+}
+#endif
 
 TEST(ThreadPool, NeedsAThread) {
   for (const int threads : {0, -1}) {

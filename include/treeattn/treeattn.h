@@ -5,6 +5,7 @@
 #include "treeattn/attention.h"
 #include "treeattn/communicator.h"
 #include "treeattn/cuda.h"
+#include "treeattn/cuda_states.h"
 #include "treeattn/dtype.h"
 #include "treeattn/energy.h"
 #include "treeattn/error.h"

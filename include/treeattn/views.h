@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Non-owning views of q, K and V. A view copies nothing and owns nothing: the memory must outlive the call it is
-// passed to. Strides are in elements; the innermost dimension (head_dim) is always contiguous.
+// passed to. Strides are in elements, 1 or more (0 along one row); the innermost dimension (head_dim) is contiguous.
 #pragma once
 
 #include <cstdint>

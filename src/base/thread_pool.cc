@@ -11,6 +11,8 @@
 #if defined(__linux__)
 #include <sched.h>
 #endif
+#include <sys/types.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -128,8 +130,12 @@ struct ThreadPool::Impl {
   void run_tasks(int thread);
   void run(std::size_t count, const std::function<void(std::size_t, int)>& body);
 
+  // fork() copies the pool and none of its threads: who waited for them would wait for ever.
+  bool forked() const { return ::getpid() != process; }
+
   const int size;
-  std::vector<int> processors;  // thread i belongs on processors[i % processors.size()]
+  const pid_t process = ::getpid();  // the one that has the threads
+  std::vector<int> processors;       // thread i belongs on processors[i % processors.size()]
   bool spin = true;
   std::vector<Worker> workers;  // worker i is thread i + 1
   std::mutex turn;              // one run at a time
@@ -207,10 +213,15 @@ void ThreadPool::Impl::run(std::size_t count, const std::function<void(std::size
     }
   }
   if (count == 0) return;
+  const std::size_t helpers = std::min(workers.size(), count - 1);
+  if (helpers > 0 && forked()) {
+    throw Error("ThreadPool::run in process " + std::to_string(::getpid()) + " of a pool whose " +
+                std::to_string(size) + " threads are in process " + std::to_string(process) +
+                "; accepted: a pool that was made after fork()");
+  }
   const std::lock_guard<std::mutex> lock(turn);
   const Frame mine{this, t_frame};
   const ScopedFrame scope(&mine);
-  const std::size_t helpers = std::min(workers.size(), count - 1);
 
   job = &body;
   tasks = count;
@@ -241,7 +252,9 @@ ThreadPool::ThreadPool(int threads) {
   impl_ = std::make_unique<Impl>(threads);
 }
 
-ThreadPool::~ThreadPool() = default;
+ThreadPool::~ThreadPool() {
+  if (impl_->forked()) static_cast<void>(impl_.release());  // nobody to stop, and the memory may be in their hands
+}
 
 int ThreadPool::size() const { return impl_->size; }
 

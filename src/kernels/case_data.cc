@@ -205,7 +205,7 @@ AttentionInput CaseData::input() const {
 
 AttentionOptions CaseData::options() const {
   AttentionOptions options;
-  if (shape_.explicit_scale) options.scale = 0.7f / std::sqrt(static_cast<float>(shape_.head_dim));
+  if (shape_.scale != 1.0f) options.scale = shape_.scale / std::sqrt(static_cast<float>(shape_.head_dim));
   options.causal = shape_.causal;
   options.window = shape_.window;
   options.softcap = shape_.softcap;

@@ -62,7 +62,7 @@ std::string describe(const Case& c) {
   if (c.softcap > 0) text += fmt::format(" softcap{}", c.softcap);
   if (c.alibi) text += " alibi";
   if (c.sinks) text += " sinks";
-  if (c.explicit_scale) text += " scale";
+  if (c.scale != 1.0f) text += fmt::format(" scale{}", c.scale);
   if (c.order != ReductionOrder{}) {
     text += fmt::format(" chunk{} branches{}", c.order.chunk_tokens, c.order.branches);
     if (c.order.placement == Placement::kContiguous) text += fmt::format(" of {}", c.order.branch_tokens);
@@ -241,8 +241,18 @@ void add_options(Builder& list) {
     c.window = (bits & 8) != 0 ? 70 : 0;
     c.causal = bits % 3 == 0;
     c.queries = 3;
-    c.explicit_scale = bits % 2 == 0;
+    c.scale = bits % 2 == 0 ? 0.7f : 1.0f;
     list.add("options", c);
+  }
+  for (const float scale : {-1.0f, -0.3f, 0.0f}) {
+    for (const float cap : {0.0f, 20.0f}) {
+      Case c = list.next();
+      c.scale = scale;
+      c.softcap = cap;
+      c.queries = 3;
+      c.causal = true;
+      list.add("scales", c);
+    }
   }
   // Positions that are not local indices: keys that begin later, queries before, inside and after them.
   for (const std::int64_t first_query : {-5, 0, 290, 400, 555, 1000000}) {
@@ -378,7 +388,7 @@ std::vector<Case> random_cases(std::uint64_t seed, std::size_t n) {
     c.softcap = one_in(4) ? 1.0f + static_cast<float>(below(60)) : 0.0f;
     c.alibi = one_in(4);
     c.sinks = one_in(4);
-    c.explicit_scale = one_in(3);
+    c.scale = !one_in(3) ? 1.0f : one_in(3) ? -0.7f : 0.7f;
     c.order.chunk_tokens = 64 * (1 + below(6));
     c.order.branches = 1 << below(9);
     if (below(4) == 0) {

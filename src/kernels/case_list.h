@@ -47,7 +47,7 @@ struct Case {
   float softcap = 0.0f;
   bool alibi = false;
   bool sinks = false;
-  bool explicit_scale = false;  // a scale other than 1 / sqrt(head_dim)
+  float scale = 1.0f;  // in units of 1 / sqrt(head_dim); 1: the default of the options
   ReductionOrder order;
   DataKind data = DataKind::kNormal;
 };

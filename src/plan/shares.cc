@@ -29,10 +29,12 @@ Shares Shares::weighted(int branches, std::span<const int> ranks_by_node, std::s
           weights.size(), ranks);
   double total = 0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    require(std::isfinite(weights[i]) && weights[i] >= 0, "weights[{}] = {}; accepted: 0 or more", i, weights[i]);
+    require(std::isfinite(weights[i]) && weights[i] >= 0, "weights[{}] = {}; accepted: 0 or more, finite", i,
+            weights[i]);
     total += weights[i];
   }
-  require(weights.empty() || (total > 0 && std::isfinite(total)), "weights add up to {}; accepted: more than 0", total);
+  require(weights.empty() || (total > 0 && std::isfinite(total)), "weights add up to {}; accepted: more than 0, finite",
+          total);
   // Rounding the running sum, not each share, keeps every boundary within half a leaf of where it should be.
   std::vector<int> rank_of_leaf(static_cast<std::size_t>(branches));
   double sum = 0;

@@ -145,7 +145,7 @@ TEST_F(CudaPrefill, EveryShape) {
         shape.causal = turn % 4 != 1;
         shape.window = turn % 5 == 2 ? 130 : 0;
         shape.sinks = turn % 3 == 1;
-        shape.explicit_scale = turn % 7 == 3;
+        shape.scale = turn % 7 == 3 ? 0.7f : 1.0f;
         shape.k_layout = turn % 3 == 2 ? Layout::kPaged : turn % 3 == 1 ? Layout::kHeadsFirst : Layout::kTokensFirst;
         shape.v_layout = turn % 11 == 5 ? Layout::kTokensFirst : shape.k_layout;
         shape.page_tokens = turn % 2 == 0 ? 64 : 256;

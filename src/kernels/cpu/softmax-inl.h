@@ -198,7 +198,7 @@ class RowGroup {
   }
 
   HWY_NOINLINE void put_shaped(const SoftmaxArgs& args, int i, RowVectors& leasts, RowVectors& mosts) const {
-    leasts.put(i, hn::Set(DF(), merge::kEmptyMax));  // in no range
+    leasts.put(i, hn::NaN(DF()));  // in no range, whatever the sign of the factor
     mosts.put(i, shape_logits(DF(), args, first_ + i, padded(args)));
   }
 
