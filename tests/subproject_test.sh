@@ -34,4 +34,4 @@ if grep 'unity_\|visibility.*hidden' <<<"$ours" || grep -v -- '-ffast-math .*-fn
 fi
 grep -q '/src/comm/tcp_transport.cc' <<<"$ours"
 # The parent's own targets are as it wants them, in the language that the headers need.
-grep '"command".*/parent.dir/unity_' "$commands" | grep -- '-fvisibility=hidden' | grep -q -- '-std=gnu++20'
+grep -q -- '-fvisibility=hidden .*-std=gnu++20 .*/parent.dir/Unity/unity_' "$commands"
