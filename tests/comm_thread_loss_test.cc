@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <stdexcept>
 #include <thread>
 
 #include "comm_cases.h"
@@ -18,6 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr Seconds kDeadline{1.0};
 constexpr Seconds kSlack{0.5};  // others use this machine
+constexpr Seconds kPatience{60};
 
 RankOptions short_deadline() {
   RankOptions options;
@@ -32,7 +34,11 @@ class Meeting {
   explicit Meeting(int ranks) : ranks_(ranks) {}
   void come() {
     come_.fetch_add(1);
-    while (come_.load() < ranks_) std::this_thread::yield();
+    const auto start = Clock::now();
+    while (come_.load() < ranks_) {
+      if (Clock::now() - start > kPatience) throw std::runtime_error("a rank did not come to the meeting");
+      std::this_thread::yield();
+    }
   }
 
  private:
@@ -42,7 +48,7 @@ class Meeting {
 
 // Everything still works, however busy the machine is.
 void go_on(Communicator& rest) {
-  rest.set_deadline(Seconds(60));
+  rest.set_deadline(kPatience);
   for (const auto& one : comm_cases()) one.run(rest);
 }
 
@@ -76,8 +82,10 @@ void lose_and_go_on(int ranks, const std::vector<int>& lost, Way way, const std:
   std::atomic<int> went_on{0};
   Meeting meeting(ranks);
   const auto body = [&](const World& world) {
+    world->set_deadline(kPatience);
     check_chain(*world, 3);
     meeting.come();
+    world->set_deadline(kDeadline);
     if (std::find(lost.begin(), lost.end(), world->rank()) != lost.end()) {
       if (way == Way::kThrow) throw std::domain_error("lost");
       if (way == Way::kReturn) return;

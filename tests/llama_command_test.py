@@ -125,6 +125,7 @@ def check_refusals(model, scratch):
     refused("prompt is empty", *here, "", stdin=b"not asked for")
     refused("--max-tokens is empty", *here, "x", "-n", "")
     refused("UTF-8", *here, stdin=b"caf\xe9 society")
+    refused("/dev/zero: has more than 1 GiB", *here, "--file", "/dev/zero")
     refused("context", *here, stdin=b"x" * 5000)
     refused("accepted: stored, bf16, int8", *here, "x", "--weights", "int4")
     refused("accepted: cpu, cuda", *here, "x", "--device", "gpu")

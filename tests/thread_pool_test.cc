@@ -188,6 +188,11 @@ TEST(ThreadPool, NeedsAThread) {
   EXPECT_GE(ThreadPool::available_cores(), 1);
 }
 
+TEST(ThreadPool, NeedsAFunction) {
+  ThreadPool pool(2);
+  EXPECT_THROW(pool.run(3, nullptr), InvalidArgument);
+}
+
 TEST(Machine, ParsesProcessorLists) {
   EXPECT_EQ(base::parse_processor_list("0-3,8,10-11"), (std::vector<int>{0, 1, 2, 3, 8, 10, 11}));
   EXPECT_EQ(base::parse_processor_list("5"), (std::vector<int>{5}));

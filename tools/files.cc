@@ -23,10 +23,16 @@ struct Close {
 };
 using Stream = std::unique_ptr<std::FILE, Close>;
 
+// A device may have no end; no text is so long.
+constexpr std::size_t kMostBytes = std::size_t{1} << 30;
+
 std::string read_all(std::FILE* file, const std::filesystem::path& path) {
   std::string text;
   char piece[1 << 16];
-  while (const std::size_t got = std::fread(piece, 1, sizeof piece, file)) text.append(piece, got);
+  while (const std::size_t got = std::fread(piece, 1, sizeof piece, file)) {
+    text.append(piece, got);
+    if (text.size() > kMostBytes) base::throw_bad_file(path, "has more than 1 GiB");
+  }
   if (std::ferror(file) != 0) fail(path, "read");
   return text;
 }

@@ -55,7 +55,10 @@ int run(const ReportOptions& options) {
   for (const Outcome& outcome : outcomes) {
     for (Drawing& drawing : figure_drawings(outcome)) drawings.push_back(std::move(drawing));
   }
-  fmt::print("{}: {} experiments, {} figures\n", options.out, outcomes.size(), drawings.size());
+  const auto plural = [](std::size_t count, const char* of) {
+    return fmt::format("{} {}{}", count, of, count == 1 ? "" : "s");
+  };
+  fmt::print("{}: {}, {}\n", options.out, plural(outcomes.size(), "experiment"), plural(drawings.size(), "figure"));
   if (options.figures.empty()) return kOk;
   make_directory(options.figures);
   for (const auto& [id, svg] : drawings) write_text(fs::path(options.figures) / (id + ".svg"), standalone_svg(svg));

@@ -259,6 +259,7 @@ ThreadPool::~ThreadPool() {
 int ThreadPool::size() const { return impl_->size; }
 
 void ThreadPool::run(std::size_t tasks, const std::function<void(std::size_t task, int thread)>& body) {
+  if (!body) throw InvalidArgument("ThreadPool::run: body is empty; accepted: a function");
   impl_->run(tasks, body);
 }
 

@@ -51,6 +51,7 @@ std::shared_ptr<Communicator> self_communicator() {
 
 void run_ranks(int ranks, const std::function<void(std::shared_ptr<Communicator>)>& body, RankOptions options) {
   base::require(ranks >= 1, "ranks = {}; accepted: 1 or more", ranks);
+  base::require(body != nullptr, "body is empty; accepted: a function");
   const auto count = static_cast<std::size_t>(ranks);
   const std::vector<int> processors = comm::order_by_neighbourhood(base::usable_processors());
   std::vector<std::vector<int>> places(count);
