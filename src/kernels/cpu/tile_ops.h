@@ -9,8 +9,8 @@
 //   promote     rows of any type -> float32, for prefill, where one tile serves many rows
 //
 // dot and accumulate take a few tokens at a time and go through the heads of those, so that keys stored as
-// [tokens, heads, dim] are read as one or a few sequential streams. Head by head, with rows kilobytes apart, half of the
-// memory bandwidth was lost, and software prefetch did not win it back.
+// [tokens, heads, dim] are read as one or a few sequential streams. Head by head, with rows kilobytes apart, half of
+// the memory bandwidth was lost, and software prefetch did not win it back.
 #pragma once
 
 #include <cstddef>
