@@ -114,8 +114,6 @@ DecodeSetup setup_for(const Plan& plan, const Shape& shape, int ranks) {
   return setup;
 }
 
-std::string counted(int n, const char* what) { return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s"); }
-
 std::string shape_text(const Shape& shape) {
   std::string out = fmt::format("{}/{} heads of {}, {}, {} tokens", shape.heads, shape.kv_heads, shape.head_dim,
                                 dtype_name(shape.dtype), shape.tokens);
@@ -152,7 +150,8 @@ class Report {
       print_ratios();
     }
     if (options_.why && !result_.why.empty()) {
-      fmt::print(options_.json ? stderr : stdout, "\nWhy auto took what it took:\n{}", result_.why);
+      const std::string why = "\nWhy auto took what it took:\n" + result_.why;
+      options_.json ? print_note("{}", why) : fmt::print("{}", why);
     }
     std::fflush(stdout);
     for (const std::string& failure : result_.failures) print_note("treeattn: check failed: {}\n", failure);
@@ -226,7 +225,8 @@ class Report {
 
   void print_table() const {
     fmt::print("{}\n{}, {} on {}, {} a rank, {}\n\n", shape_text(setup_.shape), result_.transport,
-               counted(result_.ranks, "rank"), counted(result_.hosts, "host"), counted(setup_.threads, "thread"),
+               format_count(result_.ranks, "rank"), format_count(result_.hosts, "host"),
+               format_count(setup_.threads, "thread"),
                setup_.device.on_gpu() ? device_text() : std::string(active_isa()));
     Table table({{"strategy", Align::kLeft},
                  {"ms"},

@@ -83,8 +83,7 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const GenerateOp
     listener.text = [&](std::string_view piece) {
       if (!speaks()) return;
       progress.clear();
-      std::fwrite(piece.data(), 1, piece.size(), stdout);
-      std::fflush(stdout);
+      print_text(piece);
     };
     interrupt_flag();  // a Ctrl-C from before the question is none for the answer
     messages.push_back({"user", *line});

@@ -167,11 +167,10 @@ int run(DemoCommand options) {
     model::Llama& llama = session.llama();
     const std::set<int> ranks = holders(llama.cache(), hay.needle_first, hay.needle_end);
     if (talks) {
-      fmt::print(".\n{}; read in {} s on {} rank{}. The key is at tokens {} to {}, which rank {} holds.\n",
+      fmt::print(".\n{}; read in {} s on {}. The key is at tokens {} to {}, which rank {} holds.\n",
                  found ? "Right" : fmt::format("Wrong: it was {}", hay.key),
-                 format_number(result.stats.first_token_seconds), rank.world->size(),
-                 rank.world->size() == 1 ? "" : "s", hay.needle_first, hay.needle_end - 1,
-                 fmt::format("{}", fmt::join(ranks, " and ")));
+                 format_number(result.stats.first_token_seconds), format_count(rank.world->size(), "rank"),
+                 hay.needle_first, hay.needle_end - 1, fmt::format("{}", fmt::join(ranks, " and ")));
     }
     std::vector<Way> ways;
     const std::int32_t next = hay.tokens.back();

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "command_line.h"
+#include "table.h"
 #include "treeattn/cuda.h"
 #include "treeattn/error.h"
 
@@ -57,9 +58,9 @@ Device parse_device(const std::string& text) {
   const std::vector<CudaDevice> found = cuda_devices();
   const int count = static_cast<int>(found.size());
   if (index >= count) {
-    throw Unavailable(
-        fmt::format("--device is \"{}\" and this machine has {} GPU{}; accepted here: cpu, cuda, cuda:0{}", text, count,
-                    count == 1 ? "" : "s", count > 1 ? fmt::format(" to cuda:{}", count - 1) : ""));
+    throw Unavailable(fmt::format("--device is \"{}\" and this machine has {}; accepted here: cpu, cuda, cuda:0{}",
+                                  text, format_count(count, "GPU"),
+                                  count > 1 ? fmt::format(" to cuda:{}", count - 1) : ""));
   }
   for (const CudaDevice& gpu : found) {
     if (index < 0 || gpu.index == index) device.gpus.push_back(gpu.index);

@@ -104,7 +104,7 @@ class Voice {
 
   void finish(const GenerateResult& result) {
     if (!speaks()) return;
-    print(options_.json ? json(result) + "\n" : "\n");
+    print_text(options_.json ? json(result) + "\n" : "\n");
     if (options_.stats) print_stats(result);
     for (const int lost : result.stats.lost) print_note("treeattn: went on without rank {}\n", lost);
   }
@@ -119,13 +119,7 @@ class Voice {
       if (has_text_) text_ += text;
       return;
     }
-    if (speaks()) print(text);
-  }
-
-  // Goes on where it cannot: the text may still be saved, and main() looks whether all was printed.
-  static void print(std::string_view text) {
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+    if (speaks()) print_text(text);
   }
 
   static double mean_seconds(const GenerateStats& stats) {

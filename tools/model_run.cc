@@ -47,13 +47,12 @@ void check_memory(const ModelPlan& plan, std::int64_t tokens, int ranks, int her
       need.weights * static_cast<std::size_t>(copies) + need.of_rank() * static_cast<std::size_t>(here);
   if (all <= available) return;
   const int enough = model::ranks_needed(plan.model.config, plan.llama, plan.weights, tokens, available);
-  const std::string advice =
-      enough == 0 ? fmt::format("no number of machines like this one would do: each needs all weights")
-                  : fmt::format("{} rank{} would do, each on a machine like this one", enough, enough == 1 ? "" : "s");
+  const std::string advice = enough == 0 ? "no number of machines like this one would do: each needs all weights"
+                                         : format_count(enough, "rank") + " would do, each on a machine like this one";
   throw Unavailable(fmt::format(
-      "{} tokens on {} rank{} need {} on this machine ({} of weights, {} of cache, {} of workspace); {} can be used; "
+      "{} tokens on {} need {} on this machine ({} of weights, {} of cache, {} of workspace); {} can be used; "
       "{}",
-      tokens, ranks, ranks == 1 ? "" : "s", format_bytes(all),
+      tokens, format_count(ranks, "rank"), format_bytes(all),
       format_bytes(need.weights * static_cast<std::size_t>(copies)),
       format_bytes(need.cache * static_cast<std::size_t>(here)),
       format_bytes((need.of_rank() - need.cache) * static_cast<std::size_t>(here)), format_bytes(available), advice));

@@ -79,12 +79,10 @@ std::string gigabytes(std::uint64_t bytes) {
   return value >= 1e8 ? fmt::format("{:.2f} GB", value / 1e9) : fmt::format("{:.2f} MB", value / 1e6);
 }
 
-std::string counted(std::int64_t n, const char* what) { return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s"); }
-
 // "llama-3.1-8b (bfloat16), 2 sequences of 131072 tokens (int8) on dgx-h100".
 std::string asked_text(const PlanOptions& options, const Request& request) {
   return fmt::format("{} ({}), {} of {} ({}) on {}", options.model, dtype_name(request.weights),
-                     counted(request.capacity.batch, "sequence"), counted(request.capacity.context, "token"),
+                     format_count(request.capacity.batch, "sequence"), format_count(request.capacity.context, "token"),
                      dtype_name(request.kv), request.capacity.cluster.name);
 }
 
@@ -148,7 +146,7 @@ std::vector<std::string> what_would_work(const Request& request, bool longest) {
   base::throw_invalid(
       "{} does not fit on {}: a device would hold {} ({} weights, {} K and V, {} states and workspace), {} of its {} "
       "can be used; what would work: {}",
-      asked_text(options, request), counted(devices, "device"), gigabytes(bytes.total()), gigabytes(bytes.weights),
+      asked_text(options, request), format_count(devices, "device"), gigabytes(bytes.total()), gigabytes(bytes.weights),
       gigabytes(bytes.kv), gigabytes(bytes.states + bytes.workspace), gigabytes(capacity.usable_bytes()),
       gigabytes(static_cast<std::uint64_t>(capacity.cluster.device_memory_bytes)),
       works.empty() ? "a smaller model, or devices with more memory" : fmt::format("{}", fmt::join(works, "; ")));
@@ -177,7 +175,7 @@ class Report {
   void print_text() const {
     const plan::CapacityRequest& c = request_.capacity;
     fmt::print("{}\n\n", asked_text(options_, request_));
-    fmt::print("devices    {} on {}{}\n", devices_, counted(nodes(), "node"),
+    fmt::print("devices    {} on {}{}\n", devices_, format_count(nodes(), "node"),
                request_.devices > 0 ? fmt::format(" (at least {} needed)", needed_) : ", the fewest that hold it");
     fmt::print("placement  {}\n", placement());
     fmt::print("longest    {} tokens fit on them{}\n\n", longest_, beyond_training());

@@ -15,6 +15,7 @@
 #include "files.h"
 #include "report_page.h"
 #include "svg_chart.h"
+#include "table.h"
 
 namespace treeattn::tools {
 namespace {
@@ -55,10 +56,8 @@ int run(const ReportOptions& options) {
   for (const Outcome& outcome : outcomes) {
     for (Drawing& drawing : figure_drawings(outcome)) drawings.push_back(std::move(drawing));
   }
-  const auto plural = [](std::size_t count, const char* of) {
-    return fmt::format("{} {}{}", count, of, count == 1 ? "" : "s");
-  };
-  fmt::print("{}: {}, {}\n", options.out, plural(outcomes.size(), "experiment"), plural(drawings.size(), "figure"));
+  fmt::print("{}: {}, {}\n", options.out, format_count(std::ssize(outcomes), "experiment"),
+             format_count(std::ssize(drawings), "figure"));
   if (options.figures.empty()) return kOk;
   make_directory(options.figures);
   for (const auto& [id, svg] : drawings) write_text(fs::path(options.figures) / (id + ".svg"), standalone_svg(svg));

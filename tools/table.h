@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace treeattn::tools {
@@ -39,5 +41,7 @@ class Table {
 std::string format_bytes(std::size_t bytes);
 // Enough decimals for three or four digits: 0.0123, 1.234, 12.34, 1234.
 std::string format_number(double value);
+// "1 rank", "2 ranks".
+std::string format_count(std::int64_t count, std::string_view what);
 
 }  // namespace treeattn::tools

@@ -3,15 +3,19 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 
+#include "base/timing.h"
 #include "treeattn/error.h"
 
 namespace treeattn::base {
@@ -87,6 +91,20 @@ void sync_directory(const std::filesystem::path& directory) {
   errno = error;
   // Some file systems have no such thing as syncing a directory.
   if (status != 0 && error != EINVAL && error != ENOTSUP) throw_errno(directory, "write to the disk");
+}
+
+void DirectoryLock::take(const std::filesystem::path& directory) {
+  constexpr double kPatience = 60;  // seconds
+  const auto start = Clock::now();
+  descriptor_ = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  while (descriptor_ >= 0 && ::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    if (seconds_since(start) > kPatience) throw_bad_file(directory, "somebody else is writing there");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+DirectoryLock::~DirectoryLock() {
+  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 }  // namespace treeattn::base

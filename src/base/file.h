@@ -40,4 +40,19 @@ class File {
 // Makes the names in a directory durable.
 void sync_directory(const std::filesystem::path& directory);
 
+// Of those who take it for the same directory one after the other has it, until it is destroyed; in other processes,
+// too. Where the file system has no locks nobody waits.
+class DirectoryLock {
+ public:
+  DirectoryLock() = default;
+  ~DirectoryLock();
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+  // Throws BadFile if another one still has it after a minute: its owner may have been stopped.
+  void take(const std::filesystem::path& directory);
+
+ private:
+  int descriptor_ = -1;
+};
+
 }  // namespace treeattn::base

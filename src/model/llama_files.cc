@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A Llama's cache and tokens in a directory.
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <chrono>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/file.h"
-#include "base/timing.h"
 #include "model/llama.h"
 #include "model/session_file.h"
 #include "parallel/agree.h"
@@ -42,32 +35,6 @@ std::string mismatch(const SavedText& text, const KvCache& cache) {
   return {};
 }
 
-// Held while a directory is written, so that two saves at once come one after the other instead of one's tokens beside
-// the other's cache. Where the file system has no locks there is none.
-class DirectoryLock {
- public:
-  void take(const fs::path& directory) {
-    file_ = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const auto start = base::Clock::now();
-    while (file_ >= 0 && ::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-      // Its owner may have been stopped.
-      if (base::seconds_since(start) > kPatience)
-        base::throw_bad_file(directory, "another session is being saved here");
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-  }
-  DirectoryLock() = default;
-  DirectoryLock(const DirectoryLock&) = delete;
-  DirectoryLock& operator=(const DirectoryLock&) = delete;
-  ~DirectoryLock() {
-    if (file_ >= 0) ::close(file_);
-  }
-
- private:
-  static constexpr double kPatience = 60;  // seconds
-  int file_ = -1;
-};
-
 // A save writes the draft, then the cache, then gives the draft its name. So where it was cut off, one of the two
 // belongs to the cache that is there.
 SavedText text_of(const fs::path& directory, const KvCache& cache) {
@@ -89,7 +56,7 @@ SavedText text_of(const fs::path& directory, const KvCache& cache) {
 
 void Llama::save(const fs::path& directory, std::span<const std::int32_t> pending) const {
   const bool writes = communicator()->rank() == 0;
-  DirectoryLock lock;
+  base::DirectoryLock lock;  // two saves at once would leave one's tokens beside the other's cache
   const std::string failure = !writes ? std::string() : parallel::failure_of([&] {
     const SavedText text{shape_digest(config()), transcripts_, {pending.begin(), pending.end()}};
     std::error_code error;

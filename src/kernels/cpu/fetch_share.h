@@ -9,7 +9,7 @@ namespace treeattn::kernels {
 
 // Of the rows that are wanted next, the share that falls to parts [part, part + kParts) of the work on a tile. Packing,
 // or converting, reads a whole tile at once: from further away than the second level it would wait. Static, and inlined
-// by force, for the reasons in neon_loops.h.
+// by force, for the reasons in unroll.h.
 template <int kParts>
 TREEATTN_FORCE_INLINE static inline void fetch_share(const Ahead& ahead, int part, int parts) {
   if (!ahead.rows) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows on their way from memory as one sequential stream, for kernels that take four tokens at a time with all heads of
-// those, in the order of memory (CpuTarget::streams is 1). Inlined by force, for the reasons in arm/neon_loops.h.
+// those, in the order of memory (CpuTarget::streams is 1). Inlined by force, for the reasons in unroll.h.
 #pragma once
 
 #include "kernels/cpu/tile_ops.h"

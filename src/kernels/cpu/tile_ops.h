@@ -138,7 +138,7 @@ struct CpuTarget {
   // finite is computed again with this target, which does not; null where the target itself does not.
   const CpuTarget* plain;
   // Sequential streams, 1, 2 or 4, that the keys of a chunk are read in. Four are a fifth faster than one on Neoverse
-  // V1, a third slower on Neoverse N1, and a tenth slower on a Xeon.
+  // V1, a third slower on Neoverse N1, and not better on a Xeon.
   int streams = 4;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows on their way from memory, in the order of memory, for kernels whose own order is another. Inlined by force, for
-// the reasons in neon_loops.h.
+// the reasons in unroll.h.
 #pragma once
 
 #include "kernels/cpu/arm/neon_loops.h"

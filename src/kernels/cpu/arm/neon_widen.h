@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // K and V that become float32 on the way to their products, by type, for processors that multiply no 16-bit types.
-// Inlined by force, for the reasons in neon_loops.h.
+// Inlined by force, for the reasons in unroll.h.
 #pragma once
 
 #include "kernels/cpu/arm/neon_vectors.h"
