@@ -93,7 +93,7 @@ TEST(Tcp, SurvivorsOfALostRankGoOn) {
           testing::check_chain(*survivors, 10);
           testing::check_ring(*survivors);
         },
-        with_deadline(5));
+        with_deadline(20));
     EXPECT_EQ(named, 3);
   }
 }
@@ -116,7 +116,7 @@ TEST(Tcp, SurvivorsOfAKilledProcessGoOn) {
         const auto survivors = world->shrink();
         testing::check_chain(*survivors, 10);
       },
-      with_deadline(5));
+      with_deadline(20));
   EXPECT_EQ(statuses, (std::vector<int>{0, 128 + SIGKILL, 0}));
 }
 #endif

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that are threads, and some of them are lost: the others name them within the deadline, shrink and go on.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <stdexcept>
 #include <thread>
 
@@ -17,8 +19,12 @@ using testing::comm_cases;
 using World = std::shared_ptr<Communicator>;
 using Clock = std::chrono::steady_clock;
 
-constexpr Seconds kDeadline{1.0};
-constexpr Seconds kSlack{0.5};  // others use this machine
+// steady_machine.py gives a longer one to a machine that stands still at times.
+const Seconds kDeadline = [] {
+  const char* given = std::getenv("TREEATTN_TEST_DEADLINE");
+  return Seconds(given != nullptr ? std::atof(given) : 1.0);
+}();
+const Seconds kSlack = 0.5 * kDeadline;  // others use this machine
 constexpr Seconds kPatience{60};
 
 RankOptions short_deadline() {
@@ -159,7 +165,8 @@ TEST(CommThreadLoss, SaysWhoAndWhere) {
           check_chain(*world, 1);
           ADD_FAILURE();
         } catch (const LostRanks& error) {
-          EXPECT_STREQ(error.what(), "rank 1 of 3 did not answer within 1.0 s in allreduce");
+          EXPECT_EQ(error.what(),
+                    fmt::format("rank 1 of 3 did not answer within {:.1f} s in allreduce", kDeadline.count()));
         }
       },
       short_deadline());

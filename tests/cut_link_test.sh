@@ -9,6 +9,7 @@ set -euo pipefail
 program=$(readlink -f "$1")
 hosts_sh=$(cd "$(dirname "${BASH_SOURCE[0]}")/../scripts" && pwd)/hosts.sh
 export TREEATTN_HOSTS=tacut$$
+deadline=${TREEATTN_TEST_DEADLINE:-2}
 limit=120  # seconds for everything
 work=$(mktemp -d)
 trap '"$hosts_sh" down || true; rm -rf "$work"' EXIT
@@ -26,7 +27,7 @@ wait_until_said() {
 }
 
 "$hosts_sh" up 3 none
-"$hosts_sh" mpirun 3 2 --enable-recovery -- "$program" 2 none 0 </dev/null >"$work/out" 2>&1 &
+"$hosts_sh" mpirun 3 2 --enable-recovery -- "$program" "$deadline" none 0 </dev/null >"$work/out" 2>&1 &
 job=$!
 disown  # the shell need not report its end
 wait_until_said 1 "step 10"

@@ -167,7 +167,7 @@ TEST(LostRank, SurvivorsGoOnWithTheSameBits) {
     for (const int lost : {0, ranks - 1}) {
       std::atomic<int> wrong = 0, recovered = 0;
       RankOptions options;
-      options.deadline = Seconds(2.0);
+      options.deadline = Seconds(20.0);
       run_ranks(
           ranks,
           [&](std::shared_ptr<Communicator> world) {

@@ -66,7 +66,7 @@ int run(const Fault& fault) {
     } catch (const LostRanks& error) {
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       std::printf("rank %d: %.2f s: %s\n", rank, seconds, error.what());
-      if (seconds > fault.deadline + 0.5) return 1;
+      if (seconds > 1.25 * fault.deadline) return 1;
       std::vector<int> left;
       for (int r = 0; r < world->size(); ++r) {
         const int name = name_of[static_cast<std::size_t>(r)];
