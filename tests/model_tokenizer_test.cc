@@ -10,6 +10,7 @@
 
 #include "model/added_tokens.h"
 #include "model/bpe.h"
+#include "model/byte_alphabet.h"
 #include "model/loaded_model.h"
 #include "model/splitter.h"
 #include "model/utf8.h"
@@ -315,7 +316,7 @@ TEST(TokenizerFile, RefusesWhatIsNotSupported) {
       {"/model/vocab/a", -1, {"vocabulary", "-1"}},
       {"/model/vocab/a", "1", {"vocabulary"}},
       {"/model/vocab/a", 98, {"98", "another token"}},
-      {"/model/vocab", Json::object(), {"no token for the byte 0"}},
+      {"/model/vocab", Json::object(), {"no token for the byte 9"}},
       {"/model/vocab", Json::array(), {"an object"}},
       {"/model/merges", 1, {"model.merges"}},
       {"/model/merges/0", {"a"}, {"merge 0"}},
@@ -333,7 +334,8 @@ TEST(TokenizerFile, RefusesWhatIsNotSupported) {
       {"/pre_tokenizer/pretokenizers/0/behavior", "Removed", {"pretokenizers[0].behavior", "Removed", "Isolated"}},
       {"/pre_tokenizer/pretokenizers/0/invert", true, {"invert"}},
       {"/pre_tokenizer/pretokenizers/0/pattern", {{"String", " "}}, {"pattern.Regex", "required"}},
-      {"/pre_tokenizer/pretokenizers/0/type", "Digits", {"Digits"}},
+      {"/pre_tokenizer/pretokenizers/0/type", "Punctuation", {"Punctuation"}},
+      {"/pre_tokenizer/pretokenizers/1/type", "Digits", {"Digits"}},
       {"/pre_tokenizer/pretokenizers/1/add_prefix_space", true, {"add_prefix_space"}},
       {"/post_processor/type", "RobertaProcessing", {"post_processor.type", "RobertaProcessing"}},
       {"/post_processor/single/0/SpecialToken/id", "<s>", {"<s>", "an added token"}},
@@ -383,7 +385,44 @@ TEST(TokenizerFile, PatternsAndHolesAndNoPostProcessor) {
   EXPECT_FALSE(tokenizer.bos().has_value());
 }
 
-TEST(Tokenizer, APromptBeginsAsTheTokenizerSaysOrElseTheConfig) {
+TEST(TokenizerFile, DigitsByThemselves) {
+  NEEDS_PCRE2();
+  Json json = small_tokenizer();
+  json["model"]["vocab"]["12"] = 265;
+  json["model"]["merges"].push_back({"1", "2"});
+  json["model"]["ignore_merges"] = false;
+  const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}};
+  json["pre_tokenizer"]["pretokenizers"] = {{{"type", "Digits"}, {"individual_digits", true}}, byte_level};
+  EXPECT_EQ(parse(json).encode("a12 12"), (Tokens{'a', '1', '2', ' ', '1', '2'}));
+  json["pre_tokenizer"]["pretokenizers"][0].erase("individual_digits");
+  EXPECT_EQ(parse(json).encode("a12 12"), (Tokens{'a', 265, ' ', 265}));
+}
+
+TEST(TokenizerFile, BytesWithoutAToken) {
+  NEEDS_PCRE2();
+  Json json = small_tokenizer();
+  json["model"]["ignore_merges"] = false;
+  const Tokens hello = parse(json).encode("hello");
+  for (const int byte : {0x04, 0xf1, 0xff}) {
+    json["model"]["vocab"].erase(byte_character(static_cast<unsigned char>(byte)));
+  }
+  // Left out before anything is merged.
+  const std::string text = "\x04hello\x04";
+  EXPECT_EQ(parse(json).encode(text), hello);
+  EXPECT_EQ(parse(json).encode("\x04"), Tokens{});
+  EXPECT_EQ(parse(json).encode("\xf1\x80\x80\x80"), (Tokens{0x80, 0x80, 0x80}));
+  json["model"]["unk_token"] = "?";
+  EXPECT_EQ(parse(json).encode("a\x04\x04"), (Tokens{'a', '?', '?'}));
+  json["model"]["fuse_unk"] = true;
+  expect_refused([&] { parse(json); }, {"fuse_unk", "false"});
+  json["model"]["unk_token"] = "<unk>";
+  expect_refused([&] { parse(json); }, {"unk_token", "<unk>"});
+  json = small_tokenizer();
+  json["model"]["vocab"].erase("~");
+  expect_refused([&] { parse(json); }, {"byte 126"});
+}
+
+TEST(Tokenizer, APromptBeginsAsTheTokenizerSays) {
   NEEDS_PCRE2();
   Json json = small_tokenizer();
   ModelDescription model;
@@ -391,12 +430,10 @@ TEST(Tokenizer, APromptBeginsAsTheTokenizerSaysOrElseTheConfig) {
   const std::int32_t begin = model.tokenizer->bos().value();
   EXPECT_EQ(encode_prompt(model, "a"), (Tokens{begin, 'a'}));
   EXPECT_EQ(encode_prompt(model, "a", false), Tokens{'a'});
-  model.config.bos = 7;
+  model.config.bos = 7;  // as models have it that begin a turn of a chat with it, and a text with nothing
   EXPECT_EQ(encode_prompt(model, "a"), (Tokens{begin, 'a'}));
   json.erase("post_processor");
   model.tokenizer = std::make_shared<Tokenizer>(parse(json));
-  EXPECT_EQ(encode_prompt(model, "a"), (Tokens{7, 'a'}));
-  model.config.bos.reset();
   EXPECT_EQ(encode_prompt(model, "a"), Tokens{'a'});
 }
 

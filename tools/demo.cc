@@ -126,7 +126,7 @@ int run(DemoCommand options) {
                 tokens, most, plan.model.config.context);
   const model::Tokenizer& tokenizer = *plan.model.tokenizer;
   std::vector<std::int32_t> begin;
-  if (plan.model.config.bos) begin.push_back(*plan.model.config.bos);
+  if (const auto bos = tokenizer.bos()) begin.push_back(*bos);
   const std::filesystem::path stories =
       options.stories.empty() ? home / "stories.txt" : std::filesystem::path(options.stories);
   const Haystack hay = make_haystack(

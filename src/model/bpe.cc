@@ -9,7 +9,7 @@
 namespace treeattn::model {
 namespace {
 
-constexpr std::int32_t kNone = -1;
+constexpr std::int32_t kNone = -1;  // no place
 
 // A piece of the word. Merged into the one before it, it has no token.
 struct Symbol {
@@ -29,7 +29,7 @@ struct PossibleMerge {
 
 }  // namespace
 
-Bpe::Bpe(const std::array<std::int32_t, 256>& byte_tokens, std::span<const BpeMerge> merges, std::int64_t vocab)
+Bpe::Bpe(const ByteTokens& byte_tokens, std::span<const BpeMerge> merges, std::int64_t vocab)
     : byte_tokens_(byte_tokens), first_rule_(static_cast<std::size_t>(vocab) + 1) {
   std::vector<std::int32_t> order(merges.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i);
@@ -60,13 +60,16 @@ const Bpe::Rule* Bpe::find(std::int32_t left, std::int32_t right) const {
 }
 
 void Bpe::encode(std::string_view word, std::vector<std::int32_t>& tokens) const {
-  const auto size = static_cast<std::int32_t>(word.size());
   std::vector<Symbol> symbols;
   symbols.reserve(word.size());
-  for (std::int32_t i = 0; i < size; ++i) {
-    const auto byte = static_cast<unsigned char>(word[static_cast<std::size_t>(i)]);
-    symbols.push_back({byte_tokens_[byte], i - 1, i + 1 < size ? i + 1 : kNone});
+  std::int32_t size = 0;
+  for (const char byte : word) {
+    const std::int32_t token = byte_tokens_[static_cast<unsigned char>(byte)];
+    if (token == kNoToken) continue;
+    symbols.push_back({token, size - 1, size + 1});
+    ++size;
   }
+  if (size > 0) symbols.back().after = kNone;
   const auto at = [&](std::int32_t place) -> Symbol& { return symbols[static_cast<std::size_t>(place)]; };
 
   std::vector<PossibleMerge> candidates;
@@ -85,7 +88,7 @@ void Bpe::encode(std::string_view word, std::vector<std::int32_t>& tokens) const
     const PossibleMerge best = queue.top();
     queue.pop();
     Symbol& left = at(best.place);
-    if (left.token == kNone || left.after == kNone) continue;
+    if (left.token == kNoToken || left.after == kNone) continue;
     // What stands here may have changed since. As in the tokenizers package, it is the result that must be the same,
     // not the pair.
     const Rule* rule = find(left.token, at(left.after).token);
@@ -93,13 +96,13 @@ void Bpe::encode(std::string_view word, std::vector<std::int32_t>& tokens) const
     Symbol& right = at(left.after);
     left.token = best.merged;
     left.after = right.after;
-    right.token = kNone;
+    right.token = kNoToken;
     if (left.after != kNone) at(left.after).before = best.place;
     consider(left.before);
     consider(best.place);
   }
   for (const Symbol& symbol : symbols) {
-    if (symbol.token != kNone) tokens.push_back(symbol.token);
+    if (symbol.token != kNoToken) tokens.push_back(symbol.token);
   }
 }
 

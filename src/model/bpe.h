@@ -16,10 +16,14 @@ struct BpeMerge {
   std::int32_t merged = 0;
 };
 
+// The token of each byte; kNoToken for a byte that is left out.
+using ByteTokens = std::array<std::int32_t, 256>;
+inline constexpr std::int32_t kNoToken = -1;
+
 class Bpe {
  public:
   // `merges` in the order of their rank. Of two with the same pair the later counts. Requires tokens in [0, vocab).
-  Bpe(const std::array<std::int32_t, 256>& byte_tokens, std::span<const BpeMerge> merges, std::int64_t vocab);
+  Bpe(const ByteTokens& byte_tokens, std::span<const BpeMerge> merges, std::int64_t vocab);
 
   // Appends the tokens of a word of less than 2^31 bytes. Takes time n log n of its n bytes.
   void encode(std::string_view word, std::vector<std::int32_t>& tokens) const;
@@ -32,7 +36,7 @@ class Bpe {
   };
   const Rule* find(std::int32_t left, std::int32_t right) const;
 
-  std::array<std::int32_t, 256> byte_tokens_;
+  ByteTokens byte_tokens_;
   std::vector<Rule> rules_;              // by left, then by right
   std::vector<std::size_t> first_rule_;  // [vocab + 1]: the rules of one left token lie between two of these
 };

@@ -44,9 +44,8 @@ ModelDescription describe_random_model(std::string_view shape, std::uint64_t see
 std::vector<std::int32_t> encode_prompt(const ModelDescription& model, std::string_view text, bool begin) {
   if (!model.tokenizer) throw Unavailable("this model has no tokenizer (tokenizer.json); give tokens instead of text");
   std::vector<std::int32_t> tokens = model.tokenizer->encode(text);
-  // The tokenizer knows how texts began in training; older files leave it to the config.
-  const std::optional<std::int32_t> bos = model.tokenizer->bos() ? model.tokenizer->bos() : model.config.bos;
-  if (begin && bos) tokens.insert(tokens.begin(), *bos);
+  // Not the bos_token_id of the config: models that were trained without one in front may name one.
+  if (const auto bos = model.tokenizer->bos(); begin && bos) tokens.insert(tokens.begin(), *bos);
   return tokens;
 }
 

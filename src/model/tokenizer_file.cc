@@ -71,17 +71,40 @@ Ids read_vocab(const JsonNode& model, TokenizerFile& file, std::vector<bool>& cl
     if (bytes && whole_words) file.words.emplace(*bytes, id);
     ids.emplace(token, id);
   }
+  return ids;
+}
+
+// What stands for a byte without a token of its own: nothing, or "unk_token".
+std::int32_t read_unknown(const JsonNode& model, const Ids& ids) {
+  const auto name = model.find("unk_token");
+  if (!name) return kNoToken;
+  const auto found = ids.find(name->text());
+  if (found == ids.end()) name->refuse("null or a token of the vocabulary");
+  if (model.boolean_or("fuse_unk", false)) model.at("fuse_unk").refuse("false");
+  return found->second;
+}
+
+// A vocabulary that was trained on text, and not begun with all bytes, has none for some that are rare: to leave them
+// out is what the tokenizers package does. One without letters is not byte-level.
+void read_bytes(const JsonNode& model, const Ids& ids, TokenizerFile& file) {
+  std::optional<std::int32_t> unknown;
   for (int byte = 0; byte < 256; ++byte) {
     const std::string character = byte_character(static_cast<unsigned char>(byte));
-    const auto found = ids.find(character);
-    if (found == ids.end()) {
+    auto& token = file.byte_tokens[static_cast<std::size_t>(byte)];
+    if (const auto found = ids.find(character); found != ids.end()) {
+      token = found->second;
+      continue;
+    }
+    const bool common = (byte >= ' ' && byte <= '~') || byte == '\n' || byte == '\t' || (byte >= 0x80 && byte < 0xc0);
+    if (common) {
       base::throw_bad_file(model.file(), fmt::format("the vocabulary has no token for the byte {} alone (\"{}\"); "
-                                                     "accepted: a byte-level vocabulary with all 256",
+                                                     "accepted: a byte-level vocabulary, in which only control "
+                                                     "characters and first bytes of rare ones may be missing",
                                                      byte, character));
     }
-    file.byte_tokens[static_cast<std::size_t>(byte)] = found->second;
+    if (!unknown) unknown = read_unknown(model, ids);
+    token = *unknown;
   }
-  return ids;
 }
 
 // "left right" or ["left", "right"].
@@ -174,13 +197,19 @@ void read_split(const JsonNode& node, TokenizerFile& file) {
   file.patterns.push_back(node.at("pattern").at("Regex").text());
 }
 
+// As one piece each, or those that follow each other as one.
+void read_digits(const JsonNode& node, TokenizerFile& file) {
+  file.patterns.emplace_back(node.boolean_or("individual_digits", false) ? "\\p{N}" : "\\p{N}+");
+}
+
 void read_byte_level(const JsonNode& node, TokenizerFile& file) {
   if (node.boolean_or("add_prefix_space", true)) node.at("add_prefix_space").refuse("false");
   if (node.boolean_or("use_regex", true)) file.patterns.emplace_back(kGpt2Pattern);
 }
 
-// Split, Split, ..., ByteLevel.
+// Split or Digits, ..., ByteLevel.
 void read_pre_tokenizer(const JsonNode& node, TokenizerFile& file) {
+  constexpr std::string_view kAccepted = "ByteLevel, or a Sequence of Split and Digits and at its end ByteLevel";
   std::vector<JsonNode> steps;
   if (const JsonNode type = node.at("type"); type.text() == "Sequence") {
     steps = node.at("pretokenizers").elements(kMostSteps);
@@ -192,13 +221,15 @@ void read_pre_tokenizer(const JsonNode& node, TokenizerFile& file) {
     const JsonNode type = steps[i].at("type");
     if (type.text() == "Split" && !last) {
       read_split(steps[i], file);
+    } else if (type.text() == "Digits" && !last) {
+      read_digits(steps[i], file);
     } else if (type.text() == "ByteLevel" && last) {
       read_byte_level(steps[i], file);
     } else {
-      type.refuse("ByteLevel, or a Sequence of Split and at its end ByteLevel");
+      type.refuse(kAccepted);
     }
   }
-  if (steps.empty()) node.refuse("ByteLevel, or a Sequence of Split and at its end ByteLevel");
+  if (steps.empty()) node.refuse(kAccepted);
 }
 
 // The token before the text of the template for one text: [{"SpecialToken": {"id": ...}}, {"Sequence": ...}].
@@ -244,6 +275,7 @@ TokenizerFile parse_tokenizer_file(std::string_view text, const std::string& nam
   read_pre_tokenizer(json.at("pre_tokenizer"), file);
   if (const JsonNode type = json.at("decoder").at("type"); type.text() != "ByteLevel") type.refuse("\"ByteLevel\"");
   const Ids ids = read_vocab(model, file, claimed);
+  read_bytes(model, ids, file);
   read_merges(model, ids, file);
   read_added(json, ids, file, claimed);
   if (const auto node = json.find("post_processor")) read_post_processor(*node, file);

@@ -26,7 +26,7 @@ using Words = std::unordered_map<std::string, std::int32_t, TextHash, std::equal
 struct TokenizerFile {
   std::vector<std::string> patterns;     // applied one after the other, each to the pieces of the one before
   std::vector<std::string> token_bytes;  // [id]; empty for an id that is no token
-  std::array<std::int32_t, 256> byte_tokens{};
+  ByteTokens byte_tokens{};
   std::vector<BpeMerge> merges;
   Words words;  // with "ignore_merges": bytes that are one token, whatever the merges say
   std::vector<AddedToken> added;

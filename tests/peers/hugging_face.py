@@ -5,7 +5,7 @@
 Usage: hugging_face.py PROGRAM [ROUNDS]         PROGRAM: the built model_files
        hugging_face.py --golden FILE            writes the golden file that tests/model_golden_test.cc reads
 
-Every round trains two small tokenizers on fresh random text (unicode_corpus.py) and compares all tokens. TREEATTN_SEED
+Every round trains small tokenizers on fresh random text (unicode_corpus.py) and compares all tokens. TREEATTN_SEED
 repeats a run. Exit status: 0 all equal, 1 not, 77 the packages are not here.
 """
 import ctypes
@@ -235,8 +235,8 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for _ in range(rounds):
-            failures += tokenizer_round(program, folder, rng, "llama3")
-            failures += tokenizer_round(program, folder, rng, "gpt2")
+            for kind in ("llama3", "gpt2", "digits", "digits together"):
+                failures += tokenizer_round(program, folder, rng, kind)
         failures += every_character(program, folder)
         for _ in range(10 * rounds):
             failures += config_round(program, folder, rng)

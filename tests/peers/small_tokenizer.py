@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small byte-level BPE tokenizers of the two kinds we read, trained by the tokenizers package."""
+"""Small byte-level BPE tokenizers of the kinds we read, trained by the tokenizers package."""
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -7,11 +7,19 @@ LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 
+def is_rare(byte):
+    """Whether it is a control character, or the first byte of a character that is not ASCII, as vocabularies write it."""
+    return ("\u0100" <= byte < "\u0120" and byte not in "\u0109\u010a") or "\u00c0" <= byte <= "\u00ff"
+
+
 def use_pattern(tokenizer, kind):
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == "gpt2")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind != "llama3")
     if kind == "llama3":
         split = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated", invert=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    elif kind.startswith("digits"):
+        digits = pre_tokenizers.Digits(individual_digits=kind == "digits")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
     else:
         tokenizer.pre_tokenizer = byte_level
     tokenizer.decoder = decoders.ByteLevel()
@@ -30,11 +38,17 @@ def cuts_tokenizer():
 
 
 def train(kind, corpus, vocab, ignore_merges):
-    """kind: "llama3" (its pattern) or "gpt2" (ByteLevel with its own)."""
-    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    """kind: "llama3" (its pattern), "gpt2" (ByteLevel with its own), "digits" (that after Digits, as SmolLM2 has it, with
+    bytes that have no token) or "digits together" (Digits without individual_digits, and a token for such bytes)."""
+    unknown = "<unk>" if kind == "digits together" else None
+    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges, unk_token=unknown))
     use_pattern(tokenizer, kind)
-    trainer = trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-                                  show_progress=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if kind.startswith("digits"):
+        alphabet = [byte for byte in alphabet if not is_rare(byte)]
+        corpus = ["".join(c for c in text if c in "\t\n" or " " <= c < "\U00040000") for text in corpus]
+    trainer = trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=alphabet,
+                                  special_tokens=[unknown] if unknown else [], show_progress=False)
     tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
     # One of every other sort: not special, found in the second pass, and one that takes the white space around it.
