@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <random>
 
 #include "treeattn/error.h"
@@ -88,6 +89,31 @@ TEST(CapacityTest, SplitWeightsAreSharedByTheDevicesOfANode) {
   const StepTime time = plan_strategy(split, 8, Strategy::kMerge).seconds;
   EXPECT_DOUBLE_EQ(time.weights, 15'009'849'344 / 1e12 / 4);
   EXPECT_NEAR(time.split_weights, 2 * 32 * 2 * (2e-6 + 4096 * 4 / 100e9), 1e-12);
+}
+
+TEST(CapacityTest, SplitWeightsOfANodeThatIsNotFull) {
+  CapacityRequest split = request(131072);
+  split.split_weights = true;
+  // The fifth device is alone on the second node, with all of the weights.
+  EXPECT_EQ(plan_strategy(split, 5, Strategy::kMerge).bytes.weights, 16'060'522'496u);
+  EXPECT_EQ(plan_strategy(split, 6, Strategy::kMerge).bytes.weights, 16'060'522'496u / 2);
+  EXPECT_DOUBLE_EQ(plan_strategy(split, 5, Strategy::kMerge).seconds.weights, 15'009'849'344 / 1e12);
+}
+
+TEST(CapacityTest, FewestDevicesWithSplitWeightsAreTheFirstThatFit) {
+  for (const std::int64_t context : {1'000, 500'000, 1'200'000, 1'500'000, 2'000'000, 3'000'000, 4'000'000}) {
+    for (const int most_devices : {3, 8, 15, 64}) {
+      CapacityRequest split = request(context);
+      split.split_weights = true;
+      split.model.weight_bytes = 200'000'000'000;
+      split.most_devices = most_devices;
+      std::optional<int> first;
+      for (int devices = most_devices; devices > 0; --devices) {
+        if (fits(split, devices)) first = devices;
+      }
+      EXPECT_EQ(fewest_devices(split), first) << context << " tokens, " << most_devices << " devices";
+    }
+  }
 }
 
 TEST(CapacityTest, ManySequencesAreLimitedByProducts) {

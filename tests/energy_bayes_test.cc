@@ -112,5 +112,17 @@ TEST(EnergyBayes, TheStationaryPointIsASaddle) {
   }
 }
 
+TEST(EnergyBayes, AGradientThatIsNotANumberIsNotStationary) {
+  // Query 2 sums the first two values, which overflows, before its large logit takes their weight away: inf * 0. The
+  // other two queries have each one key that counts.
+  const Vec q = {1.0, 0.0, 1000.0, 0.0, 0.0, 1000.0};
+  const Vec k = {0.0, 0.0, 1.0, 0.0, 0.0, 1.0};
+  const Vec v = {1.5e308, 1.5e308, 1.0};
+  const CausalEnergyInput in{.q = q, .k = k, .v = v, .queries = 3, .head_dim = 2, .v_dim = 1};
+  const MapEstimate point{Vec(3), {1.5e308, 1.5e308, 7.0}, 0.0};
+  EXPECT_TRUE(std::isnan(log_likelihood(in, {}, point.z).grad_zeta[2]));
+  EXPECT_TRUE(std::isnan(stationarity(in, point).zeta_norm));
+}
+
 }  // namespace
 }  // namespace treeattn

@@ -85,6 +85,25 @@ def check_directory():
         expect(small["kv_bytes"] == 3 * 1024 * 6 * 2 * 2 * 32 * 2, f"K and V: {small['kv_bytes']}")
 
 
+def check_cluster_file():
+    """A name in another encoding than UTF-8 is not a fault of the plan."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "two_boxes.txt"
+        done = subprocess.run([sys.argv[1], "simulate", "--print-cluster", "rtx4090"], capture_output=True, timeout=120)
+        file.write_bytes(done.stdout.replace(b"= rtx4090", b"= ger\xe4t"))
+        out = plan("--model", "llama-3.2-1b", "--cluster", str(file))
+        expect(out["cluster"] == "ger\ufffdt", f"cluster: {out['cluster']}")
+
+
+def check_examples():
+    """Every example of the help holds; the last one needs files."""
+    examples = re.findall(r"^  treeattn plan (.*?)(?:  .*)?$", run("--help").stdout, re.MULTILINE)
+    expect(len(examples) >= 5, f"examples: {examples}")
+    for example in examples[:-1]:
+        done = run(*example.split())
+        expect(done.returncode == 0, f"{example}: exit code {done.returncode}: {done.stderr}")
+
+
 def check_errors():
     error = expect_error(["--model", "llama-3.1-70b"], "does not fit", "weights", "--split-weights", "--cluster mi300x")
     expect("--kv-type" not in error, f"70B does not fit by another type of K and V: {error}")
@@ -106,6 +125,8 @@ def check_errors():
 
 check_plans()
 check_directory()
+check_cluster_file()
+check_examples()
 check_errors()
 for failure in failures:
     print(failure, file=sys.stderr)

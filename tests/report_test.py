@@ -102,6 +102,7 @@ def check_usage(treeattn, folder):
                           (["reproduce", "all", "nothing"], "nothing"),
                           (["reproduce", "latency", "--out", "/dev/null/here"], "/dev/null/here"),
                           (["reproduce", "latency", "--simulator", "/nowhere"], "/nowhere"),
+                          (["reproduce", "latency", "--simulator", treeattn, "--closed-form"], "--closed-form"),
                           (["report"], "--data"), (["report", "--data", "/nowhere"], "/nowhere"),
                           (["report", "--data", str(folder)], "no data")]:
         done = run(treeattn, *command)
@@ -115,6 +116,13 @@ def check_usage(treeattn, folder):
                f"{options}: {done.returncode}, {done.stderr}")
     done = run(treeattn, "report", "--data", str(folder / "broken"))
     expect(done.returncode in (1, 2) and "latency.json" in done.stderr, f"broken data: {done.returncode}, {done.stderr}")
+    # A figure's name becomes that of a file, which must not lie elsewhere.
+    outcome = json.loads((folder / "whole" / "fused.json").read_text())
+    outcome["figures"][0]["id"] = "../elsewhere"
+    (folder / "whole" / "fused.json").write_text(json.dumps(outcome))
+    done = run(treeattn, "report", "--data", str(folder / "whole"), "--out", page, "--figures", str(folder / "names"))
+    expect(done.returncode == 2 and "../elsewhere" in done.stderr, f"figure's name: {done.returncode}, {done.stderr}")
+    expect(not (folder / "elsewhere.svg").exists(), "a figure was written outside of --figures")
     done = run(treeattn, "reproduce", "uneven", "--closed-form")
     expect(done.returncode == 3, f"uneven without a simulator: exit code {done.returncode}")
 

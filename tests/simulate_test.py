@@ -172,6 +172,9 @@ def check_cluster_files(folder):
         options = ["--ranks", 4, "--tokens", 80000, "--strategy", "merge"]
         expect(lines_of("--cluster", path, *options)[0]["us"] == lines_of("--cluster", name, *options)[0]["us"],
                f"{name}: printed and read again it is another cluster")
+    with open(path, "w", encoding="latin-1") as file:  # not UTF-8, as an editor may write it
+        file.write(CLUSTER + "# Ger\u00e4te\n")
+    expect(lines_of("--cluster", path, "--ranks", 2, "--tokens", 64, "--strategy", "merge"), "a comment in Latin-1")
     with open(path, "w", encoding="utf-8") as file:
         file.write(CLUSTER + "local_latency = 5\n")
     done = run("--cluster", path)
@@ -183,7 +186,8 @@ def check_usage():
                 ["--strategy", "star"], ["--strategy", "auto"], ["--strategy", "ring,ring"], ["--branches", "100"],
                 ["--overhead-us", "-1"], ["--slow-rank", "3"], ["--slow-rank", "3:x"],
                 ["--ranks", "8", "--slow-rank", "8:2"], ["--json", "--csv"],
-                ["--print-cluster", "nowhere"], ["--heads", "5", "--kv-heads", "2"]]:
+                ["--print-cluster", "nowhere"], ["--print-cluster", "dgx-h100", "--json"],
+                ["--heads", "5", "--kv-heads", "2"]]:
         done = run(*bad)
         expect(done.returncode == 2 and "treeattn: " in done.stderr,
                f"{bad}: exit code {done.returncode}, {done.stderr}")

@@ -115,8 +115,8 @@ DecodeSetup setup_for(const Plan& plan, const Shape& shape, int ranks) {
 }
 
 std::string shape_text(const Shape& shape) {
-  std::string out = fmt::format("{}/{} heads of {}, {}, {} tokens", shape.heads, shape.kv_heads, shape.head_dim,
-                                dtype_name(shape.dtype), shape.tokens);
+  std::string out = fmt::format("{}/{} heads of {}, {}, {}", shape.heads, shape.kv_heads, shape.head_dim,
+                                dtype_name(shape.dtype), format_count(shape.tokens, "token"));
   if (shape.batch > 1) out += fmt::format(", {} sequences", shape.batch);
   if (shape.queries > 1) out += fmt::format(", {} queries", shape.queries);
   return out;

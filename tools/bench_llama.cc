@@ -217,9 +217,10 @@ void print_json(const Setup& setup, const ModelRank& rank, const Line& line) {
 
 void print_table(const Setup& setup, const ModelRank& rank, const std::vector<Line>& lines) {
   const model::LlamaConfig& c = setup.plan.model.config;
-  fmt::print("{} layers of {}, {}/{} heads of {}; cache {}; {} ranks ({}), {} threads each; {} new tokens, {} runs\n\n",
-             c.layers, c.hidden, c.heads, c.kv_heads, c.head_dim, dtype_name(setup.plan.llama.kv_type),
-             rank.world->size(), rank.world->transport(), rank.pool.size(), setup.new_tokens, setup.runs);
+  fmt::print("{} layers of {}, {}/{} heads of {}; cache {}; {} ({}), {} each; {}, {}\n\n", c.layers, c.hidden, c.heads,
+             c.kv_heads, c.head_dim, dtype_name(setup.plan.llama.kv_type), format_count(rank.world->size(), "rank"),
+             rank.world->transport(), format_count(rank.pool.size(), "thread"),
+             format_count(setup.new_tokens, "new token"), format_count(setup.runs, "run"));
   Table table({{"tokens"},
                {"strategy", Align::kLeft},
                {"total s"},

@@ -24,6 +24,7 @@
 #include "plan/tree_order.h"
 #include "rate_progress.h"
 #include "table.h"
+#include "treeattn/error.h"
 
 namespace treeattn::tools {
 namespace {
@@ -179,8 +180,9 @@ int run(DemoCommand options) {
             ? Strategy::kMerge
             : plan.llama.attention.strategy;
     for (const Strategy strategy : {tree, Strategy::kRing}) ways.push_back(measure(llama, strategy, steps, next));
-    base::require(ways[0].token == ways[1].token, "tree and ring do not say the same token: {} and {}", ways[0].token,
-                  ways[1].token);
+    if (ways[0].token != ways[1].token) {
+      throw Error(fmt::format("tree and ring do not say the same token: {} and {}", ways[0].token, ways[1].token));
+    }
     if (talks && rank.world->size() > 1) print_ways(ways, static_cast<int>(llama.config().layers));
     if (rank.speaks && options.json) {
       nlohmann::ordered_json out{{"tokens", length},

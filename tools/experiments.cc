@@ -47,7 +47,8 @@ Outcome run_experiment(const Experiment& experiment, ExperimentContext& context)
   context.times.take_largest_distance();
   experiment.run(context, outcome);
   if (const auto distance = context.times.take_largest_distance()) {
-    outcome.notes.push_back(fmt::format("Simulated times lie within {:.2f} % of the closed form.", 100 * *distance));
+    outcome.notes.push_back(
+        fmt::format("Simulated times on unchanged clusters lie within {:.2f} % of the closed form.", 100 * *distance));
   }
   return outcome;
 }

@@ -136,11 +136,11 @@ void run_gqa(ExperimentContext& context, Outcome& out) {
     return at;
   });
   add_sweep(out, sweep, "gqa", "32 query heads, 1M tokens, 64 GPUs", {"KV heads", true});
-  out.notes.push_back(fmt::format(
-      "Fewer KV heads make what ring sends smaller, and leave the states as they are. Ring / tree falls from {:.0f} at "
-      "32 KV heads to {:.0f} at 1. Where ring wins: {}.",
-      sweep.at(Strategy::kRing, 5).us / best_tree(sweep, 5), sweep.at(Strategy::kRing, 0).us / best_tree(sweep, 0),
-      listed(ring_wins(sweep))));
+  out.notes.push_back(
+      fmt::format("Fewer KV heads make what ring sends smaller, and leave the states as they are. Ring / best tree "
+                  "falls from {:.0f} at 32 KV heads to {:.0f} at 1. Where ring wins: {}.",
+                  sweep.at(Strategy::kRing, 5).us / best_tree(sweep, 5),
+                  sweep.at(Strategy::kRing, 0).us / best_tree(sweep, 0), listed(ring_wins(sweep))));
 }
 
 void run_batch(ExperimentContext& context, Outcome& out) {

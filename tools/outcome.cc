@@ -10,6 +10,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr std::string_view kIdCharacters = "abcdefghijklmnopqrstuvwxyz0123456789-";
 constexpr std::array kSources = {Source::kMeasured, Source::kSimulated, Source::kClosedForm, Source::kPaper};
 
 Source parse_source(const Json& name) {
@@ -34,6 +35,9 @@ Json figure_json(const Figure& figure) {
 
 Figure figure_of(const Json& json) {
   Figure figure{json.at("id"), json.at("title"), axis_of(json.at("x")), axis_of(json.at("y")), {}};
+  // It becomes the name of a file.
+  base::require(!figure.id.empty() && figure.id.find_first_not_of(kIdCharacters) == std::string::npos,
+                "id of a figure is \"{}\"; accepted: small letters, digits and \"-\"", figure.id);
   for (const Json& s : json.at("series")) {
     figure.series.push_back({s.at("name"), s.at("role"), parse_source(s.at("source")), s.at("x"), s.at("y")});
     const Series& series = figure.series.back();

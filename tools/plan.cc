@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "command.h"
+#include "json_line.h"
 #include "model_size.h"
 #include "options.h"
 #include "plan/capacity.h"
@@ -226,7 +227,7 @@ class Report {
                                    {"exchange_us", 1e6 * p.seconds.exchange},
                                    {"fits", p.fits}});
     }
-    fmt::print("{}\n", out.dump());
+    fmt::print("{}\n", json_line(out));
   }
 
  private:
@@ -337,7 +338,7 @@ Examples:
   treeattn plan --model llama-3.1-8b --context 1M                       how many H100s, and how fast
   treeattn plan --model llama-3.1-8b --context 128k --batch 16 --kv-type int8 --devices 4
   treeattn plan --model llama-3.2-1b --cluster rtx4090 --devices 2 --longest
-  treeattn plan --model llama-3.1-405b --split-weights --context 1M --json
+  treeattn plan --model llama-3.1-405b --split-weights --weights-type int8 --context 1M --json
   treeattn plan --model ./my-llama --cluster two_boxes.txt)";
 
 }  // namespace

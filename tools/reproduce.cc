@@ -91,6 +91,8 @@ std::vector<const Experiment*> chosen(const ReproduceOptions& options) {
 
 // Built where SimGrid is.
 std::filesystem::path simulator(const ReproduceOptions& options) {
+  base::require(!options.closed_form || options.simulator.empty(),
+                "--simulator with --closed-form; accepted: one of them");
   if (options.closed_form) return {};
   const std::filesystem::path program =
       options.simulator.empty() ? program_folder() / "treeattn-sim" : std::filesystem::path(options.simulator);
@@ -151,7 +153,7 @@ Examples:
 Command add_reproduce(CommandLine& parent) {
   CommandLine* app = parent.add_subcommand("reproduce", "The paper's results beside ours, and what goes beyond them");
   auto options = std::make_shared<ReproduceOptions>();
-  app->add_option("names", options->names, "Experiments, or all")->type_name("NAME...");
+  app->add_option("names", options->names, "Experiments, or all")->type_name("NAME");
   app->add_option("--out", options->out, "Also write the data as JSON into this directory")->type_name("DIR");
   app->add_option("--simulator", options->simulator,
                   "The program that simulates (default: treeattn-sim beside this one)")

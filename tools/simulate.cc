@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "child_process.h"
 #include "command.h"
+#include "json_line.h"
 #include "notes.h"
 #include "options.h"
 #include "plan/cluster.h"
@@ -153,7 +154,7 @@ class Report {
       print_note("treeattn: check failed: {}: {}\n", strategy_name(line.strategy), line.failure);
       failed_ = true;
     }
-    if (options_.json) fmt::print("{}\n", values(line).dump());
+    if (options_.json) fmt::print("{}\n", json_line(values(line)));
     if (options_.csv) print_csv(line);
     std::fflush(stdout);
   }
@@ -161,8 +162,8 @@ class Report {
   void print_table() const {
     if (options_.json || options_.csv || lines_.empty()) return;
     const Shape& shape = job_.shape;
-    fmt::print("{}: {} ranks, {} a node; {}/{} heads of {}, {}", cluster_.name, job_.ranks, job_.ranks_per_node,
-               shape.heads, shape.kv_heads, shape.head_dim, dtype_name(shape.dtype));
+    fmt::print("{}: {}, {} a node; {}/{} heads of {}, {}", cluster_.name, format_count(job_.ranks, "rank"),
+               job_.ranks_per_node, shape.heads, shape.kv_heads, shape.head_dim, dtype_name(shape.dtype));
     if (shape.batch > 1) fmt::print(", {} sequences", shape.batch);
     if (shape.queries > 1) fmt::print(", {} queries", shape.queries);
     if (job_.overhead_s > 0) fmt::print(", {} us of overhead", format_number(1e6 * job_.overhead_s));
@@ -304,6 +305,8 @@ int run_job(const std::filesystem::path& simulator, const SimulateOptions& optio
 
 int run(const SimulateOptions& options) {
   if (!options.print_cluster.empty()) {
+    base::require(!options.json && !options.csv, "--print-cluster with {}; accepted: without, as it prints a file",
+                  options.json ? "--json" : "--csv");
     fmt::print("{}", plan::built_in_cluster_text(options.print_cluster));
     return kOk;
   }

@@ -3,6 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "json_line.h"
+
 namespace treeattn::tools {
 
 using nlohmann::json;
@@ -10,23 +12,22 @@ using nlohmann::json;
 std::string SimulationJob::to_json() const {
   std::vector<std::string> names;
   for (const Strategy strategy : strategies) names.emplace_back(strategy_name(strategy));
-  return json{{"cluster", cluster},
-              {"origin", origin},
-              {"ranks", ranks},
-              {"ranks_per_node", ranks_per_node},
-              {"batch", shape.batch},
-              {"queries", shape.queries},
-              {"heads", shape.heads},
-              {"kv_heads", shape.kv_heads},
-              {"head_dim", shape.head_dim},
-              {"dtype", dtype_name(shape.dtype)},
-              {"q_dtype", dtype_name(shape.q_dtype)},
-              {"tokens", tokens},
-              {"strategies", names},
-              {"branches", branches},
-              {"canonical", canonical},
-              {"overhead_s", overhead_s}}
-      .dump();
+  return json_line(json{{"cluster", cluster},
+                        {"origin", origin},
+                        {"ranks", ranks},
+                        {"ranks_per_node", ranks_per_node},
+                        {"batch", shape.batch},
+                        {"queries", shape.queries},
+                        {"heads", shape.heads},
+                        {"kv_heads", shape.kv_heads},
+                        {"head_dim", shape.head_dim},
+                        {"dtype", dtype_name(shape.dtype)},
+                        {"q_dtype", dtype_name(shape.q_dtype)},
+                        {"tokens", tokens},
+                        {"strategies", names},
+                        {"branches", branches},
+                        {"canonical", canonical},
+                        {"overhead_s", overhead_s}});
 }
 
 SimulationJob SimulationJob::from_json(const std::string& text) {

@@ -51,8 +51,8 @@ struct AttentionOptions {
 };
 
 // out [batch, queries, heads, v.head_dim] and, unless empty, lse [batch, queries, heads] (natural log), both float32
-// and dense. A query that sees no key and has no sink gets out 0 and lse -inf. NaN or inf inside q, K or V shows as NaN
-// or inf in exactly the outputs that depend on it.
+// and dense; they may not overlap each other or the input. A query that sees no key and has no sink gets out 0 and lse
+// -inf. NaN or inf inside q, K or V shows as NaN or inf in exactly the outputs that depend on it.
 // Bits depend on the inputs, the options and the instruction set, not on the pool. Thread-safe.
 // Throws InvalidArgument before any work, naming the value and what is accepted.
 void attention(const AttentionInput& in, const AttentionOptions& options, std::span<float> out, std::span<float> lse,

@@ -17,7 +17,10 @@ namespace {
 // Scaled by the largest element, so that the squares neither overflow nor vanish.
 double norm(std::span<const double> x) {
   double largest = 0.0;
-  for (const double x_i : x) largest = std::max(largest, std::abs(x_i));
+  for (const double x_i : x) {
+    if (std::isnan(x_i)) return x_i;  // max() would pass over it, and a row of NaN look like one of zeros
+    largest = std::max(largest, std::abs(x_i));
+  }
   if (largest == 0.0) return 0.0;
   double sum = 0.0;
   for (const double x_i : x) sum += (x_i / largest) * (x_i / largest);

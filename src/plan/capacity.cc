@@ -73,9 +73,11 @@ Carried carry(const CapacityRequest& request, int devices) {
   return out;
 }
 
-// Devices that share one copy of the weights.
+// Devices that share one copy of the weights, where the fewest do: on the last node.
 int weight_parts(const CapacityRequest& request, int devices) {
-  return request.split_weights ? std::min(devices, request.cluster.devices_per_node) : 1;
+  if (!request.split_weights) return 1;
+  const int on_node = request.cluster.devices_per_node;
+  return (devices - 1) % on_node + 1;
 }
 
 ReductionSize reduction_size(const CapacityRequest& request, const Carried& carried) {
@@ -139,6 +141,18 @@ double split_seconds(const CapacityRequest& request, int parts) {
   return 2.0 * static_cast<double>(request.model.layers) * steps * (link.latency_s + bytes / link.bytes_per_s);
 }
 
+// The first of 1 to `most` that holds, where all after one that holds do too. None: `most` does not, or there is none.
+template <typename Holds>
+std::optional<int> first_of(int most, Holds holds) {
+  if (most < 1 || !holds(most)) return std::nullopt;
+  int short_of = 0, enough = most;
+  while (enough - short_of > 1) {
+    const int middle = short_of + (enough - short_of) / 2;
+    (holds(middle) ? enough : short_of) = middle;
+  }
+  return enough;
+}
+
 }  // namespace
 
 ReductionOrder order_for(const CapacityRequest& request, int devices) {
@@ -187,18 +201,15 @@ bool fits(const CapacityRequest& request, int devices) {
 }
 
 std::optional<int> fewest_devices(const CapacityRequest& request) {
-  if (fits(request, 1)) return 1;
-  int short_of = 1, enough = 1;
-  while (!fits(request, enough)) {
-    if (enough == request.most_devices) return std::nullopt;
-    short_of = enough;
-    enough = std::min(request.most_devices, 2 * enough);
-  }
-  while (enough - short_of > 1) {
-    const int middle = short_of + (enough - short_of) / 2;
-    (fits(request, middle) ? enough : short_of) = middle;
-  }
-  return enough;
+  // Whole nodes first, then the devices of the last one: with split weights, a device that is alone on its node holds
+  // all of them, so one device more may be too many.
+  const int on_node = request.cluster.devices_per_node;
+  const int most_nodes = request.most_devices / on_node;
+  const std::optional<int> nodes = first_of(most_nodes, [&](int n) { return fits(request, n * on_node); });
+  const int before = (nodes ? *nodes - 1 : most_nodes) * on_node;
+  const std::optional<int> rest =
+      first_of(std::min(on_node, request.most_devices - before), [&](int n) { return fits(request, before + n); });
+  return rest ? std::optional(before + *rest) : std::nullopt;
 }
 
 std::int64_t longest_context(const CapacityRequest& request, int devices) {
