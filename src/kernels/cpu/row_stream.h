@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows on their way from memory as one sequential stream, for kernels that take four tokens at a time with all heads of
-// those, in the order of memory (CpuTarget::streams is 1). Inlined by force, for the reasons in unroll.h.
+// Rows on their way from memory as one sequential stream, for kernels that take a few tokens at a time with all heads
+// of those, in the order of memory (CpuTarget::streams is 1). Inlined by force, for the reasons in unroll.h.
 #pragma once
 
 #include "kernels/cpu/tile_ops.h"
@@ -15,17 +15,17 @@ struct FetchDistance {
   int locality;
 };
 
-// What comes while one head of four tokens is worked on: as many lines, one after the other.
-template <int kLocality>
+// What comes while one head of a few tokens is worked on: as many lines, one after the other.
+template <int kLocality, int kTokens>
 struct Coming {
   static constexpr int kLineBytes = 64;
   const std::byte* line;
   std::ptrdiff_t moves = -1;  // 0: nothing comes, and the line is one at hand
 
-  // What goes with so many bytes of each of the four rows at work.
+  // What goes with so many bytes of each of the rows at work.
   template <int kBytes>
   TREEATTN_FORCE_INLINE void fetch() {
-    constexpr int kAll = kTokenBlock * kBytes;
+    constexpr int kAll = kTokens * kBytes;
     constexpr std::ptrdiff_t kStep = kAll < kLineBytes ? kAll : kLineBytes;
     TREEATTN_UNROLL
     for (int i = 0; i < kAll; i += kLineBytes) {
@@ -35,13 +35,13 @@ struct Coming {
   }
 };
 
-// The rows of a tile and, behind them, those that are wanted next. The four rows that lie so far behind the ones at
-// work are fetched as they lie in memory, the first with all its heads, then the second: four rows side by side, as
-// they are worked on, would be four streams.
-template <FetchDistance kDistance>
+// The rows of a tile and, behind them, those that are wanted next, kTokens at a time. Those that lie so far behind the
+// ones at work are fetched as they lie in memory, the first with all its heads, then the second: side by side, as they
+// are worked on, they would be as many streams.
+template <FetchDistance kDistance, int kTokens = kTokenBlock>
 class RowStream {
  public:
-  using Lines = Coming<kDistance.locality>;
+  using Lines = Coming<kDistance.locality, kTokens>;
 
   TREEATTN_FORCE_INLINE RowStream(const TileRows& own, int tokens, const Ahead& next, int heads, int row_bytes)
       : own_(own),
@@ -50,28 +50,28 @@ class RowStream {
         heads_(heads),
         row_bytes_(row_bytes),
         side_by_side_(heads == 1 || own.head_bytes == row_bytes) {
-    constexpr int kMostBlocks = kDistance.most_tokens / kTokenBlock;
-    const int blocks = kDistance.bytes / (kTokenBlock * heads * row_bytes);
-    ahead_ = kTokenBlock * (blocks < 1 ? 1 : blocks < kMostBlocks ? blocks : kMostBlocks);
+    constexpr int kMostBlocks = kDistance.most_tokens / kTokens;
+    const int blocks = kDistance.bytes / (kTokens * heads * row_bytes);
+    ahead_ = kTokens * (blocks < 1 ? 1 : blocks < kMostBlocks ? blocks : kMostBlocks);
   }
 
-  // Tokens [t, t + 4) are next.
+  // Tokens [t, t + kTokens) are next.
   TREEATTN_FORCE_INLINE void begin(int t) {
     const int at = t + ahead_;
-    rows_ = at + kTokenBlock <= tokens_ ? own_.rows + at : at >= tokens_ && next_ ? next_ + (at - tokens_) : nullptr;
+    rows_ = at + kTokens <= tokens_ ? own_.rows + at : at >= tokens_ && next_ ? next_ + (at - tokens_) : nullptr;
     at_hand_ = own_.rows[t];
     const std::ptrdiff_t all_heads = std::ptrdiff_t{heads_} * row_bytes_;
-    one_run_ = rows_ && side_by_side_ && rows_[kTokenBlock - 1] - rows_[0] == (kTokenBlock - 1) * all_heads;
+    one_run_ = rows_ && side_by_side_ && rows_[kTokens - 1] - rows_[0] == (kTokens - 1) * all_heads;
   }
 
   // Of these, head h.
   TREEATTN_FORCE_INLINE Lines with_head(int h) const {
-    const std::ptrdiff_t share = kTokenBlock * row_bytes_;  // of a head in all that comes with the four tokens
+    const std::ptrdiff_t share = kTokens * row_bytes_;  // of a head in all that comes with the tokens
     if (!rows_) return {at_hand_, 0};
     if (one_run_) return {rows_[0] + h * share};
-    const int heads_a_row = heads_ / kTokenBlock;  // at work while one row comes
-    if (side_by_side_ && heads_ % kTokenBlock == 0) return {rows_[h / heads_a_row] + h % heads_a_row * share};
-    for (int i = 0; i < kTokenBlock; ++i) {
+    const int heads_a_row = heads_ / kTokens;  // at work while one row comes
+    if (side_by_side_ && heads_ % kTokens == 0) return {rows_[h / heads_a_row] + h % heads_a_row * share};
+    for (int i = 0; i < kTokens; ++i) {
       const std::byte* row = rows_[i] + h * own_.head_bytes;
       for (int at = 0; at < row_bytes_; at += Lines::kLineBytes) __builtin_prefetch(row + at, 0, kDistance.locality);
     }

@@ -23,6 +23,7 @@ using neon::Float16;
 using neon::Float32;
 using neon::Floats8;
 using neon::Stream;
+using neon::StreamOf;
 
 // float16: behind the rows their scales. A row is brought to 2^100, so that neither its products with numbers below
 // 2^16 overflow nor those with 2^-112 of them are subnormal. Within bounds: logits must be scaled back by float32
@@ -49,7 +50,7 @@ TREEATTN_FORCE_INLINE inline void dot_rows(const float* q, const float* scales, 
   TREEATTN_UNROLL
   for (int r = 0; r < R; ++r) {
     TREEATTN_UNROLL
-    for (int t = 0; t < kTokenBlock; ++t) sums[r][t] = vdupq_n_f32(0.0f);
+    for (int t = 0; t < kTokenBlock; ++t) sums[r][t] = vreinterpretq_f32_s32(neon::fresh_zero());
   }
   typename T::Watch watch;
   for (int d = 0; d < dim; d += 8) {
@@ -76,31 +77,38 @@ TREEATTN_FORCE_INLINE inline void dot_rows(const float* q, const float* scales, 
 
 template <class T>
 void dot(const DotArgs& args) {
-  const int dim = args.dim;
-  Stream stream(args.k, args.tokens, args.ahead, args.heads, dim * T::kBytes);
+  const int dim = args.dim, rows = args.rows, heads = args.heads;
+  const std::size_t q_head_bytes = args.q_head_bytes;
+  const std::ptrdiff_t head_bytes = args.k.head_bytes;
+  Stream stream(args.k, args.tokens, args.ahead, heads, dim * T::kBytes);
   for (int t = 0; t < args.tokens; t += kTokenBlock) {
     stream.begin(t);
     if constexpr (neon::kHasSingleRows<T>) {
-      if (args.rows == 1) {
+      if (rows == 1) {
         neon::dot_single_rows<T>(args, t, stream);
         continue;
       }
     }
-    for (int h = 0; h < args.heads; ++h) {
-      const std::byte* k[kTokenBlock];
-      TREEATTN_UNROLL
-      for (int i = 0; i < kTokenBlock; ++i) k[i] = args.k.rows[t + i] + h * args.k.head_bytes;
-      const float* q = reinterpret_cast<const float*>(args.q + static_cast<std::size_t>(h) * args.q_head_bytes);
-      const float* scales = q + args.rows * dim;
-      float* logits = args.logits + h * args.rows * kTileTokens + t;
+    const std::byte* k[kTokenBlock];
+    TREEATTN_UNROLL
+    for (int i = 0; i < kTokenBlock; ++i) k[i] = args.k.rows[t + i];
+    const std::byte* packed = args.q;
+    float* logits = args.logits + t;
+    for (int h = 0; h < heads; ++h) {
+      const float* q = reinterpret_cast<const float*>(packed);
+      const float* scales = q + rows * dim;
       const Coming coming = stream.with_head(h);
-      const auto score = [&]<int R>(int r) {
-        dot_rows<T, R>(q + r * dim, scales + r, dim, k, coming, logits + r * kTileTokens);
+      const auto score = [&]<int R>(int r) TREEATTN_FORCE_INLINE {
+        dot_rows<T, R>(q, scales + r, dim, k, coming, logits);
+        q += R * dim, logits += R * kTileTokens;
       };
       int r = 0;
-      for (; r + 4 <= args.rows; r += 4) score.template operator()<4>(r);
-      for (; r + 2 <= args.rows; r += 2) score.template operator()<2>(r);
-      if (r < args.rows) score.template operator()<1>(r);
+      for (; r + 4 <= rows; r += 4) score.template operator()<4>(r);
+      for (; r + 2 <= rows; r += 2) score.template operator()<2>(r);
+      if (r < rows) score.template operator()<1>(r);
+      packed += q_head_bytes;
+      TREEATTN_UNROLL
+      for (int i = 0; i < kTokenBlock; ++i) k[i] += head_bytes;
     }
   }
 }
@@ -118,67 +126,94 @@ TREEATTN_FORCE_INLINE inline void add_token(Floats8 (&sums)[R], const Floats8 (&
   }
 }
 
-// R rows and N tokens, four or one. Values are loaded one round ahead: the core looks too few instructions ahead to do
-// so itself.
-template <class T, int R, int N>
+// R rows and N tokens, eight, four or one; of eight one half after the other. Values are loaded one round ahead: the
+// core looks too few instructions ahead to do so itself.
+template <class T, int R, int N, class Lines>
 TREEATTN_FORCE_INLINE inline void accumulate_rows(const float* weights, int dim, const std::byte* const (&v)[N],
-                                                  Coming coming, float* o) {
+                                                  Lines coming, float* o) {
+  constexpr int kRound = N < kTokenBlock ? N : kTokenBlock;
+  constexpr bool kOneRound = N == kRound;
   float32x4_t w[R];
-  TREEATTN_UNROLL
-  for (int r = 0; r < R; ++r) {
-    const float* of_row = weights + r * kTileTokens;
-    w[r] = N == kTokenBlock ? T::weights(vld1q_f32(of_row)) : vdupq_n_f32(*of_row);
-  }
+  const auto load_weights = [&](const float* from) TREEATTN_FORCE_INLINE {
+    TREEATTN_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const float* of_row = from + r * kTileTokens;
+      w[r] = N == 1 ? vdupq_n_f32(*of_row) : T::weights(vld1q_f32(of_row));
+    }
+  };
+  if constexpr (kOneRound) load_weights(weights);
   typename T::Watch watch;
-  typename T::Loaded next[N];
+  typename T::Loaded next[kRound];
   TREEATTN_UNROLL
-  for (int t = 0; t < N; ++t) next[t] = T::load(v[t]);
+  for (int t = 0; t < kRound; ++t) next[t] = T::load(v[t]);
   for (int d = 0; d < dim; d += 8) {
-    coming.fetch<8 * T::kBytes>();
-    // As if they changed: GCC 12 takes the lanes out of the loop, into more registers than there are.
+    coming.template fetch<8 * T::kBytes>();
+    Floats8 sums[R];
+    const int at = d * T::kBytes, then = (d + 8 < dim ? d + 8 : d) * T::kBytes;
     TREEATTN_UNROLL
-    for (int r = 0; r < R; ++r) asm("" : "+w"(w[r]));
-    Floats8 x[N], sums[R];
-    TREEATTN_UNROLL
-    for (int t = 0; t < N; ++t) x[t] = T::widen(next[t], t, watch);
-    TREEATTN_UNROLL
-    for (int r = 0; r < R; ++r) sums[r] = neon::load_floats8(o + r * dim + d);
-    const int then = (d + 8 < dim ? d + 8 : d) * T::kBytes;
-    TREEATTN_UNROLL
-    for (int t = 0; t < N; ++t) next[t] = T::load(v[t] + then);
-    add_token<0>(sums, x, w);
-    add_token<1>(sums, x, w);
-    add_token<2>(sums, x, w);
-    add_token<3>(sums, x, w);
+    for (int first = 0; first < N; first += kRound) {
+      if constexpr (kOneRound) {
+        // As if they changed: GCC 12 takes the lanes out of the loop, into more registers than there are.
+        TREEATTN_UNROLL
+        for (int r = 0; r < R; ++r) asm("" : "+w"(w[r]));
+      } else {
+        asm("" : "+r"(weights));  // the same
+        load_weights(weights + first);
+      }
+      Floats8 x[kRound];
+      TREEATTN_UNROLL
+      for (int t = 0; t < kRound; ++t) {
+        x[t] = T::widen(next[t], t, watch);
+        // All of them before the products: ZIP waits behind an FMLA.
+        if constexpr (!kOneRound) asm volatile("" : "+w"(x[t].low), "+w"(x[t].high));
+      }
+      if (first == 0) {
+        TREEATTN_UNROLL
+        for (int r = 0; r < R; ++r) sums[r] = neon::load_floats8(o + r * dim + d);
+      }
+      const bool last = first + kRound == N;
+      TREEATTN_UNROLL
+      for (int t = 0; t < kRound; ++t) next[t] = T::load(last ? v[t] + then : v[first + kRound + t] + at);
+      add_token<0>(sums, x, w);
+      add_token<1>(sums, x, w);
+      add_token<2>(sums, x, w);
+      add_token<3>(sums, x, w);
+    }
     TREEATTN_UNROLL
     for (int r = 0; r < R; ++r) {
       vst1q_f32(o + r * dim + d, sums[r].low);
       vst1q_f32(o + r * dim + d + 4, sums[r].high);
     }
   }
-  if constexpr (N == kTokenBlock) T::mark(watch, R, dim, o);
+  if constexpr (N != 1) T::mark(watch, R, dim, o);
 }
 
 // Tokens [t, t + N) of all heads.
-template <class T, int N>
-void accumulate_tokens(const AccumulateArgs& args, int t, Stream& stream) {
-  const int dim = args.dim;
+template <class T, int N, class TokenStream>
+void accumulate_tokens(const AccumulateArgs& args, int t, TokenStream& stream) {
+  const int dim = args.dim, rows = args.rows, heads = args.heads;
+  const std::ptrdiff_t head_bytes = args.v.head_bytes;
   stream.begin(t);
   if constexpr (neon::kHasSingleRows<T> && N == kTokenBlock) {
-    if (args.rows == 1) return neon::accumulate_single_rows<T>(args, t, stream);
+    if (rows == 1) return neon::accumulate_single_rows<T>(args, t, stream);
   }
-  for (int h = 0; h < args.heads; ++h) {
-    const std::byte* v[N];
-    TREEATTN_UNROLL
-    for (int i = 0; i < N; ++i) v[i] = args.v.rows[t + i] + h * args.v.head_bytes;
-    const float* w = args.weights + h * args.rows * kTileTokens + t;
-    float* o = args.o + h * args.rows * dim;
-    const Coming coming = stream.with_head(h);
-    const auto sum = [&]<int R>(int r) { accumulate_rows<T, R, N>(w + r * kTileTokens, dim, v, coming, o + r * dim); };
+  const std::byte* v[N];
+  TREEATTN_UNROLL
+  for (int i = 0; i < N; ++i) v[i] = args.v.rows[t + i];
+  const float* w = args.weights + t;
+  float* o = args.o;
+  for (int h = 0; h < heads; ++h) {
+    const auto coming = stream.with_head(h);
+    const auto sum = [&]<int R>() TREEATTN_FORCE_INLINE {
+      accumulate_rows<T, R, N>(w, dim, v, coming, o);
+      w += R * kTileTokens, o += R * dim;
+    };
     int r = 0;
-    for (; r + 4 <= args.rows; r += 4) sum.template operator()<4>(r);
-    for (; r + 2 <= args.rows; r += 2) sum.template operator()<2>(r);
-    if (r < args.rows) sum.template operator()<1>(r);
+    for (; r + 4 <= rows; r += 4) sum.template operator()<4>();
+    for (; r + 2 <= rows; r += 2) sum.template operator()<2>();
+    if (r < rows) sum.template operator()<1>();
+    TREEATTN_UNROLL
+    for (int i = 0; i < N; ++i) v[i] += head_bytes;
   }
 }
 
@@ -191,10 +226,14 @@ void shrink_sums(float factor, int dim, float* o) {
 template <class T>
 void accumulate(const AccumulateArgs& args) {
   for (int i = 0; i < args.heads * args.rows; ++i) shrink_sums(args.shrink[i], args.dim, args.o + i * args.dim);
-  Stream stream(args.v, args.tokens, args.ahead[1], args.heads, args.dim * T::kBytes);
   int t = 0;
-  for (; t + kTokenBlock <= args.tokens; t += kTokenBlock) accumulate_tokens<T, kTokenBlock>(args, t, stream);
-  for (; t < args.tokens; ++t) accumulate_tokens<T, 1>(args, t, stream);
+  const auto take = [&]<int N, int kTokens>() {
+    StreamOf<kTokens> stream(args.v, args.tokens, args.ahead[1], args.heads, args.dim * T::kBytes);
+    for (; t + N <= args.tokens; t += N) accumulate_tokens<T, N>(args, t, stream);
+  };
+  if (args.rows > 1) take.template operator()<T::kSummed, T::kSummed>();
+  take.template operator()<kTokenBlock, kTokenBlock>();
+  take.template operator()<1, kTokenBlock>();
 }
 
 template <class T>

@@ -8,12 +8,16 @@
 
 namespace treeattn::kernels::neon {
 
-using Stream = RowStream<FetchDistance{.bytes = 16 << 10, .most_tokens = kTileTokens / 2, .locality = 3}>;
+template <int kTokens>
+using StreamOf = RowStream<FetchDistance{.bytes = 16 << 10, .most_tokens = kTileTokens / 2, .locality = 3}, kTokens>;
+using Stream = StreamOf<kTokenBlock>;
 using Coming = Stream::Lines;
 
-// Of each type: 8 elements as they are loaded, and how they become float32. The names in Exact are for a type that does
-// so in different ways by token: what is seen on the way, logits of four tokens from their sums, weights of four tokens
-// as the sums take them, and what is made of the sums if something was seen.
+// Of each type: 8 elements as they are loaded, how they become float32, and how many tokens are summed at a time where
+// rows share them: eight halve the stores, but float32 was slower from memory with heads of 128, and float16 gained
+// next to nothing. The names in Exact are for a type that does so in different ways by token: what is seen on the way,
+// logits of four tokens from their sums, weights of four tokens as the sums take them, and what is made of the sums if
+// something was seen.
 struct Exact {
   static constexpr bool kScaledQueries = false;
   struct Watch {};
@@ -25,6 +29,7 @@ struct Exact {
 struct BFloat16 : Exact {
   static constexpr DType kType = DType::kBFloat16;
   static constexpr int kBytes = 2;
+  static constexpr int kSummed = 8;
   using Loaded = uint16x8_t;
   TREEATTN_FORCE_INLINE static Loaded load(const std::byte* p) {
     return vld1q_u16(reinterpret_cast<const std::uint16_t*>(p));
@@ -35,6 +40,7 @@ struct BFloat16 : Exact {
 struct Float32 : Exact {
   static constexpr DType kType = DType::kFloat32;
   static constexpr int kBytes = 4;
+  static constexpr int kSummed = kTokenBlock;
   using Loaded = Floats8;
   TREEATTN_FORCE_INLINE static Loaded load(const std::byte* p) {
     return neon::load_floats8(reinterpret_cast<const float*>(p));
@@ -50,6 +56,7 @@ struct Float32 : Exact {
 struct Float16 {
   static constexpr DType kType = DType::kFloat16;
   static constexpr int kBytes = 2;
+  static constexpr int kSummed = kTokenBlock;
   static constexpr int kMoved = kTokenBlock - 1;
   using Loaded = float16x8_t;
 
