@@ -4,8 +4,11 @@
 #include <signal.h>
 
 #include <atomic>
+#include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 
 #include "comm_cases.h"
 #include "parallel_checks.h"
@@ -22,6 +25,16 @@ RankOptions with_deadline(double seconds) {
   RankOptions options;
   options.deadline = Seconds(seconds);
   return options;
+}
+
+bool has_ipv6() {
+  const int fd = ::socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_loopback;
+  const bool has = fd >= 0 && ::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+  ::close(fd);
+  return has;
 }
 
 class TcpRanks : public ::testing::TestWithParam<int> {};
@@ -71,6 +84,23 @@ TEST(Tcp, MessagesGivenUp) {
     testing::check_ring(*fresh);
     testing::check_chain(*fresh, 100);
   });
+}
+
+// More than the system holds for a receiver that is busy elsewhere: what is done for its sender comes, though that
+// goes.
+TEST(Tcp, ASenderThatLeavesHasSentWhatItSaid) {
+  constexpr int kMessages = 500;
+  run_tcp_threads(
+      2,
+      [](std::shared_ptr<Communicator> world) {
+        std::vector<std::byte> data(std::size_t{64} << 10);
+        if (world->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        for (int i = 0; i < kMessages; ++i) {
+          Request request = world->rank() == 0 ? world->send(1, data) : world->receive(0, data);
+          world->wait(request);
+        }
+      },
+      with_deadline(60));
 }
 
 // A rank that closes its end, in the middle of things.
@@ -128,9 +158,70 @@ TEST(Tcp, RanksThatDoNotComeAreWaitedForNoLongerThanTheDeadline) {
       tcp_communicator(TcpPlace{rank, 2, "127.0.0.1", port}, with_deadline(0.3));
       FAIL() << "alone, and connected";
     } catch (const Unavailable& error) {
+      const std::string who = rank == 0 ? "rank 1 of 2 did not come" : "no answer from 127.0.0.1";
+      EXPECT_NE(std::string(error.what()).find(who), std::string::npos) << error.what();
       EXPECT_NE(std::string(error.what()).find("within the deadline"), std::string::npos) << error.what();
     }
   }
+}
+
+// A name may be longer than what ranks tell each other of themselves; this one is 127.0.0.1 in octal.
+TEST(Tcp, AnyAddressOfRankZero) {
+  for (const std::string& address :
+       {std::string("::1"), std::string("localhost"), std::string(80, '0') + "177.0.0.1"}) {
+    SCOPED_TRACE(address);
+    if (address == "::1" && !has_ipv6()) continue;
+    const int port = free_port();
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          testing::check_chain(*tcp_communicator(TcpPlace{rank, 3, address, port}, with_deadline(20)), 3);
+        } catch (const Error& error) {
+          ADD_FAILURE() << "rank " << rank << ": " << error.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+// Connected to rank 0 of this machine, as soon as that listens.
+int knock_at(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  for (;;) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return fd;
+    ::close(fd);
+    std::this_thread::yield();
+  }
+}
+
+// A monitor that only looks whether the port is open, a browser, somebody who stops in the middle of a card.
+TEST(Tcp, StrangersAtThePortHoldNobodyUp) {
+  const int port = free_port();
+  const auto join = [&](int rank) {
+    try {
+      testing::check_chain(*tcp_communicator(TcpPlace{rank, 2, "127.0.0.1", port}, with_deadline(60)), 3);
+    } catch (const Error& error) {
+      ADD_FAILURE() << "rank " << rank << ": " << error.what();
+    }
+  };
+  std::thread first(join, 0);
+  const std::string request = "GET / HTTP/1.1\r\n" + std::string(200, 'x');
+  const std::string half = "eert";  // how a card begins
+  std::vector<int> strangers;
+  for (const std::string& says : {std::string(), request, half}) {
+    strangers.push_back(knock_at(port));
+    EXPECT_EQ(::send(strangers.back(), says.data(), says.size(), MSG_NOSIGNAL), static_cast<ssize_t>(says.size()));
+  }
+  ::close(knock_at(port));
+  join(1);
+  first.join();
+  for (const int fd : strangers) ::close(fd);
 }
 
 TEST(Tcp, TheEnvironmentSaysWhoIsWho) {
@@ -147,6 +238,9 @@ TEST(Tcp, TheEnvironmentSaysWhoIsWho) {
   testing::check_self_message(*world);
   EXPECT_THROW(tcp_communicator(TcpPlace{0, 2, "127.0.0.1", 70000}), InvalidArgument);
   EXPECT_THROW(tcp_communicator(TcpPlace{2, 2, "127.0.0.1", 7000}), InvalidArgument);
+  for (const double seconds : {0.0, -1.0, std::nan(""), HUGE_VAL}) {
+    EXPECT_THROW(tcp_communicator(TcpPlace{0, 2, "127.0.0.1", 7000}, with_deadline(seconds)), InvalidArgument);
+  }
   for (const char* name : {"WORLD_SIZE", "RANK", "MASTER_PORT"}) ::unsetenv(name);
 }
 

@@ -3,7 +3,6 @@
 #include "treeattn/communicator.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -23,24 +22,14 @@ namespace {
 
 using comm::Call;
 using comm::Channel;
+using comm::checked;
 using comm::Clock;
-
-Seconds checked(Seconds deadline) {
-  base::require(std::isfinite(deadline.count()) && deadline.count() > 0,
-                "deadline = {} s; accepted: a finite number of seconds above 0", deadline.count());
-  // More than the clock can count to.
-  return std::min(deadline, Seconds(1e9));
-}
+using comm::name_ranks;
 
 std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(static_cast<std::size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
-}
-
-// "rank 2" or "ranks 2, 5"
-std::string name_ranks(const std::vector<int>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
 int checked_context(int context) {
@@ -54,6 +43,13 @@ int checked_context(int context) {
 }
 
 }  // namespace
+
+Seconds comm::checked(Seconds deadline) {
+  base::require(std::isfinite(deadline.count()) && deadline.count() > 0,
+                "deadline = {} s; accepted: a finite number of seconds above 0", deadline.count());
+  // More than the clock can count to.
+  return std::min(deadline, Seconds(1e9));
+}
 
 Request::Request() = default;
 

@@ -33,6 +33,9 @@ inline constexpr int kMaxContext = (Transport::kMaxTag - 1) / 2;
 // ceil(log2 ranks)
 int rounds_of(int ranks);
 
+// Throws InvalidArgument unless it is a number above 0.
+Seconds checked(Seconds deadline);
+
 }  // namespace comm
 
 struct Communicator::Impl {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/group.h"
 #include "comm/topology.h"
 #include "comm/transport.h"
 #include "treeattn/communicator.h"
@@ -324,6 +325,7 @@ class MpiTransport final : public Transport {
 };
 
 std::shared_ptr<Communicator> make(MPI_Comm parent, const RankOptions& options) {
+  checked(options.deadline);  // before all ranks are needed
   auto communicator = std::make_shared<Communicator>(std::make_shared<MpiTransport>(parent, options.nodes));
   communicator->set_deadline(options.deadline);
   return communicator;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/roll_call.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -41,6 +44,10 @@ bool unite(RankSet& set, const RankSet& more) {
   const bool grown = both.size() > set.size();
   set = std::move(both);
   return grown;
+}
+
+std::string name_ranks(const RankSet& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
 Family::Family(Endpoint& endpoint, int context, std::vector<int> members)

@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,8 @@ using RankSet = std::vector<int>;
 bool contains(const RankSet& set, int rank);
 // Adds `more` to `set`; whether that changed it.
 bool unite(RankSet& set, const RankSet& more);
+// "rank 2" or "ranks 2, 5"
+std::string name_ranks(const RankSet& ranks);
 
 // All ranks in it are the transport's numbers.
 struct Note {

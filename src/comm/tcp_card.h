@@ -16,7 +16,7 @@ struct TcpCard {
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int32_t port = 0;           // that it listens on
-  std::array<char, 64> address{};  // as rank 0 sees it
+  std::array<char, 64> address{};  // as rank 0 sees it; empty: on the machine of rank 0
   std::array<char, 64> machine{};
 };
 

@@ -17,10 +17,12 @@
 #include <cstring>
 #include <fstream>
 #include <span>
+#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "base/check.h"
+#include "comm/roll_call.h"
 #include "comm/tcp_card.h"
 #include "treeattn/error.h"
 
@@ -62,14 +64,19 @@ void set_options(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-void wait_until(int fd, short events, const Deadline& deadline, const std::string& what) {
-  pollfd entry{fd, events, 0};
+// Until one of them is ready.
+void wait_until(std::span<pollfd> entries, const Deadline& deadline, const std::string& what) {
   for (;;) {
-    const int ready = ::poll(&entry, 1, deadline.milliseconds());
+    const int ready = ::poll(entries.data(), entries.size(), deadline.milliseconds());
     if (ready > 0) return;
     if (ready == 0) late(what);
     if (errno != EINTR) fail(what);
   }
+}
+
+void wait_until(int fd, short events, const Deadline& deadline, const std::string& what) {
+  pollfd entry{fd, events, 0};
+  wait_until({&entry, 1}, deadline, what);
 }
 
 void send_all(int fd, std::span<const std::byte> data, const Deadline& deadline, const std::string& what) {
@@ -120,17 +127,21 @@ struct Addresses {
   Addresses& operator=(const Addresses&) = delete;
 };
 
-// On all interfaces; port 0: any free one.
-Socket listen_on(int port, int backlog) {
+// On all interfaces; port 0: any free one. A socket of IPv6 is there for IPv4, too.
+Socket listen_on(int port) {
   const Addresses addresses("", port, true);
-  for (const addrinfo* a = addresses.list; a != nullptr; a = a->ai_next) {
-    Socket socket(::socket(a->ai_family, a->ai_socktype, a->ai_protocol));
-    if (!socket.open()) continue;
-    const int on = 1;
-    ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (::bind(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(socket.fd(), backlog) == 0) {
-      set_options(socket.fd());
-      return socket;
+  for (const int family : {AF_INET6, AF_INET}) {
+    for (const addrinfo* a = addresses.list; a != nullptr; a = a->ai_next) {
+      if (a->ai_family != family) continue;
+      Socket socket(::socket(a->ai_family, a->ai_socktype, a->ai_protocol));
+      if (!socket.open()) continue;
+      const int on = 1, off = 0;
+      ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+      ::setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+      if (::bind(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(socket.fd(), SOMAXCONN) == 0) {
+        set_options(socket.fd());
+        return socket;
+      }
     }
   }
   fail(fmt::format("port {}", port));
@@ -151,6 +162,7 @@ Socket connect_to(const std::string& host, int port, const Deadline& deadline) {
     const Addresses addresses(host, port, false);
     for (const addrinfo* a = addresses.list; a != nullptr; a = a->ai_next) {
       Socket socket(::socket(a->ai_family, a->ai_socktype, a->ai_protocol));
+      if (!socket.open() && errno != EAFNOSUPPORT) fail(fmt::format("a socket to {}:{}", host, port));
       if (!socket.open()) continue;
       set_options(socket.fd());
       if (::connect(socket.fd(), a->ai_addr, a->ai_addrlen) != 0 && errno != EINPROGRESS) continue;
@@ -165,22 +177,100 @@ Socket connect_to(const std::string& host, int port, const Deadline& deadline) {
   }
 }
 
-// The next one that comes, and where it comes from.
-Socket accept_from(const Socket& listening, const Deadline& deadline, const std::string& what, std::string& address) {
-  for (;;) {
-    sockaddr_storage from{};
-    socklen_t size = sizeof from;
-    Socket socket(::accept(listening.fd(), reinterpret_cast<sockaddr*>(&from), &size));
-    if (socket.open()) {
-      set_options(socket.fd());
-      char text[NI_MAXHOST] = {};
-      ::getnameinfo(reinterpret_cast<sockaddr*>(&from), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
-      address = text;
-      return socket;
+// Where somebody comes from, as others can use it; empty for this machine, whose loopback is another one elsewhere.
+std::string address_of(const sockaddr_storage& from, socklen_t size) {
+  char text[NI_MAXHOST] = {};
+  ::getnameinfo(reinterpret_cast<const sockaddr*>(&from), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  std::string_view address = text;
+  constexpr std::string_view kMapped = "::ffff:";  // an address of IPv4 on a socket of IPv6
+  if (address.starts_with(kMapped)) address.remove_prefix(kMapped.size());
+  return address == "::1" || address.starts_with("127.") ? std::string() : std::string(address);
+}
+
+// Who has connected, and the card it shows, with the address it comes from.
+struct Caller {
+  Socket socket;
+  TcpCard card;
+};
+
+// Those at the door. Anybody may knock, and who says nothing, or only half of it, must not keep the ranks waiting: all
+// of them are listened to at once.
+class Door {
+ public:
+  explicit Door(const Socket& listening) : listening_(listening) {}
+
+  // The next one with a card; what is none is sent away.
+  Caller next(const Deadline& deadline, const std::string& what) {
+    for (;;) {
+      let_in(what);
+      for (auto knock = knocks_.begin(); knock != knocks_.end();) {
+        const bool there = listen_to(*knock);
+        if (there && knock->have < sizeof(TcpCard)) {
+          ++knock;
+          continue;
+        }
+        Knock one = std::move(*knock);
+        knock = knocks_.erase(knock);
+        if (!there || !is_sound(one.card)) continue;
+        put_text(one.card.address, one.address);
+        return {std::move(one.socket), one.card};
+      }
+      wait(deadline, what);
     }
-    if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) fail(what);
-    wait_until(listening.fd(), POLLIN, deadline, what);
   }
+
+ private:
+  struct Knock {
+    Socket socket;
+    std::string address;
+    TcpCard card;
+    std::size_t have = 0;  // bytes of the card
+  };
+
+  void let_in(const std::string& what) {
+    for (;;) {
+      sockaddr_storage from{};
+      socklen_t size = sizeof from;
+      Socket socket(::accept(listening_.fd(), reinterpret_cast<sockaddr*>(&from), &size));
+      if (socket.open()) {
+        set_options(socket.fd());
+        knocks_.push_back({std::move(socket), address_of(from, size), {}, 0});
+      } else if (errno == EAGAIN) {
+        return;
+      } else if (errno != EINTR && errno != ECONNABORTED) {
+        fail(what);
+      }
+    }
+  }
+
+  // Takes what has come; false when the other side has gone.
+  static bool listen_to(Knock& knock) {
+    while (knock.have < sizeof(TcpCard)) {
+      const auto rest = bytes_of(knock.card).subspan(knock.have);
+      const ssize_t got = ::recv(knock.socket.fd(), rest.data(), rest.size(), 0);
+      if (got <= 0) return got < 0 && (errno == EAGAIN || errno == EINTR);
+      knock.have += static_cast<std::size_t>(got);
+    }
+    return true;
+  }
+
+  void wait(const Deadline& deadline, const std::string& what) const {
+    std::vector<pollfd> entries = {{listening_.fd(), POLLIN, 0}};
+    for (const Knock& knock : knocks_) entries.push_back({knock.socket.fd(), POLLIN, 0});
+    wait_until(entries, deadline, what);
+  }
+
+  const Socket& listening_;
+  std::vector<Knock> knocks_;
+};
+
+// For the errors: whose place is empty, of those from `first` on.
+std::string still_missing(const std::vector<Socket>& sockets, std::size_t first) {
+  std::vector<int> missing;
+  for (std::size_t r = first; r < sockets.size(); ++r) {
+    if (!sockets[r].open()) missing.push_back(static_cast<int>(r));
+  }
+  return fmt::format("{} of {} did not come", name_ranks(missing), sockets.size());
 }
 
 std::string this_machine() {
@@ -198,22 +288,16 @@ std::vector<TcpCard> collect(const Socket& listening, const TcpCard& mine, const
   std::vector<TcpCard> cards(size);
   std::vector<Socket> others(size);
   cards[0] = mine;
-  for (std::size_t have = 1; have < size;) {
-    const std::string what = fmt::format("{} of {} ranks came", have, size);
-    std::string address;
-    Socket socket = accept_from(listening, deadline, what, address);
-    TcpCard card;
-    // Whoever else knocks at the port is sent away.
-    if (!receive_all(socket.fd(), bytes_of(card), deadline, what) || !is_sound(card)) continue;
+  Door door(listening);
+  for (std::size_t have = 1; have < size; ++have) {
+    auto [socket, card] = door.next(deadline, still_missing(others, 1));
     require(card.size == mine.size && card.rank > 0 && card.rank < mine.size,
             "a rank {} of {} came to a group of {}; accepted: ranks 1 to {} of that size", card.rank, card.size,
             mine.size, mine.size - 1);
     auto& place = others[static_cast<std::size_t>(card.rank)];
     require(!place.open(), "rank {} came twice; accepted: every RANK once", card.rank);
-    put_text(card.address, address);
     cards[static_cast<std::size_t>(card.rank)] = card;
     place = std::move(socket);
-    ++have;
   }
   for (std::size_t r = 1; r < size; ++r) {
     send_all(others[r].fd(), std::as_bytes(std::span(cards)), deadline, "table of ranks");
@@ -232,7 +316,6 @@ std::vector<TcpCard> report(const TcpPlace& place, const TcpCard& mine, const De
   if (!std::all_of(cards.begin(), cards.end(), is_sound)) {
     throw Unavailable(fmt::format("tcp_communicator: {}:{} sent what is no table of ranks", place.address, place.port));
   }
-  put_text(cards[0].address, place.address);
   return cards;
 }
 
@@ -258,28 +341,27 @@ TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {
   mesh.machine.assign(size, this_machine());
   if (place.size == 1) return mesh;
 
-  const Socket listening = listen_on(0, place.size);
+  const Socket listening = listen_on(0);
   TcpCard mine;
   mine.rank = place.rank;
   mine.size = place.size;
   mine.port = port_of(listening);
   put_text(mine.machine, mesh.machine.front());
   const std::vector<TcpCard> cards =
-      place.rank == 0 ? collect(listen_on(place.port, place.size), mine, deadline) : report(place, mine, deadline);
+      place.rank == 0 ? collect(listen_on(place.port), mine, deadline) : report(place, mine, deadline);
   for (std::size_t r = 0; r < size; ++r) mesh.machine[r] = cards[r].machine.data();
   // The higher rank calls, the lower one answers.
   for (int r = 0; r < place.rank; ++r) {
     const TcpCard& other = cards[static_cast<std::size_t>(r)];
-    Socket socket = connect_to(other.address.data(), other.port, deadline);
+    const std::string address = other.address.data();
+    Socket socket = connect_to(address.empty() ? place.address : address, other.port, deadline);
     TcpCard card = mine;
     send_all(socket.fd(), bytes_of(card), deadline, "greeting");
     mesh.sockets[static_cast<std::size_t>(r)] = std::move(socket);
   }
+  Door door(listening);
   for (int have = place.rank + 1; have < place.size;) {
-    std::string address;
-    Socket socket = accept_from(listening, deadline, fmt::format("{} of {} ranks connected", have, size), address);
-    TcpCard card;
-    if (!receive_all(socket.fd(), bytes_of(card), deadline, "greeting") || !is_sound(card)) continue;
+    auto [socket, card] = door.next(deadline, still_missing(mesh.sockets, static_cast<std::size_t>(place.rank) + 1));
     if (card.rank <= place.rank || card.rank >= place.size) continue;
     if (mesh.sockets[static_cast<std::size_t>(card.rank)].open()) continue;
     mesh.sockets[static_cast<std::size_t>(card.rank)] = std::move(socket);

@@ -8,11 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <deque>
 #include <utility>
 
+#include "comm/group.h"
 #include "comm/tcp_mesh.h"
 #include "comm/topology.h"
 #include "comm/transport.h"
@@ -34,7 +34,6 @@ constexpr std::size_t kCopyUpTo = std::size_t{64} << 10;
 // How often a waiting rank polls without sleeping, and how long it then sleeps at most.
 constexpr int kPolls = 64;
 constexpr int kNapMilliseconds = 5;
-constexpr std::chrono::milliseconds kFlushFor{200};
 
 struct TcpSend final : Operation {
   bool done = false;
@@ -81,7 +80,8 @@ struct Peer {
 
 class TcpTransport final : public Transport {
  public:
-  TcpTransport(int rank, TcpMesh mesh, const std::vector<int>& nodes) : rank_(rank), peers_(mesh.sockets.size()) {
+  TcpTransport(int rank, TcpMesh mesh, const std::vector<int>& nodes, Seconds flush_for)
+      : rank_(rank), flush_for_(flush_for), peers_(mesh.sockets.size()) {
     std::vector<int> found(mesh.machine.size());
     for (std::size_t r = 0; r < found.size(); ++r) {
       const auto same = std::find(mesh.machine.begin(), mesh.machine.end(), mesh.machine[r]);
@@ -91,13 +91,14 @@ class TcpTransport final : public Transport {
     nodes_ = choose_nodes(nodes, found);
   }
 
-  // What was sent is with the kernel, which delivers it. Notes may still lie here.
+  // What is with the kernel is delivered. What a busy receiver has left no room for, and is done for its sender, is
+  // still here.
   ~TcpTransport() override {
-    const auto end = std::chrono::steady_clock::now() + kFlushFor;
+    const Instant end = after(Clock::now(), flush_for_);
     const auto waiting = [&] {
       return std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return !p.gone && !p.out.empty(); });
     };
-    while (waiting() && !broken_ && std::chrono::steady_clock::now() < end) {
+    while (waiting() && !broken_ && Clock::now() < end) {
       move_all();
       wait(1);
     }
@@ -362,6 +363,7 @@ class TcpTransport final : public Transport {
   }
 
   const int rank_;
+  const Seconds flush_for_;
   std::vector<Peer> peers_;  // [size]
   std::vector<int> nodes_;
   std::vector<TcpReceive*> posted_;  // not done and not coming in, as they were asked for
@@ -375,8 +377,9 @@ class TcpTransport final : public Transport {
 namespace treeattn {
 
 std::shared_ptr<Communicator> tcp_communicator(const TcpPlace& place, RankOptions options) {
+  const Seconds deadline = comm::checked(options.deadline);
   auto transport =
-      std::make_shared<comm::TcpTransport>(place.rank, comm::connect_mesh(place, options.deadline), options.nodes);
+      std::make_shared<comm::TcpTransport>(place.rank, comm::connect_mesh(place, deadline), options.nodes, deadline);
   auto communicator = std::make_shared<Communicator>(std::move(transport));
   communicator->set_deadline(options.deadline);
   return communicator;
