@@ -8,11 +8,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <fstream>
 #include <functional>
+#include <optional>
+#include <thread>
 
+#include "base/file.h"
 #include "kv_mirror.h"
 #include "parallel/kv_format.h"
 #include "treeattn/error.h"
@@ -277,6 +281,103 @@ TEST(KvFiles, AFailedSaveLeavesTheEarlierOne) {
   EXPECT_EQ(refused.load(), 3);
   EXPECT_EQ(files_in(directory.path()), files);
   expect_unharmed();
+}
+
+TEST(KvFiles, AFailedSaveLeavesNothingBehind) {
+  const TemporaryDirectory directory;
+  const fs::path manifest = directory.path() / "cache.manifest";
+  fs::create_directories(manifest);
+  const std::string message = message_of([&] { small_pair().cache.save(directory.path()); });
+  EXPECT_NE(message.find("cache.manifest: cannot rename"), std::string::npos) << message;
+  EXPECT_EQ(files_in(directory.path()), std::vector{manifest});
+}
+
+// A directory of the same name on every machine is not one that all ranks see.
+TEST(KvFiles, ASaveInTwoPlacesIsRefused) {
+  const TemporaryDirectory directory, other;
+  Pair before = small_pair(1);
+  before.cache.save(directory.path());
+  const std::vector<fs::path> files = files_in(directory.path());
+  std::atomic<int> refused{0};
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    Random random(3);
+    Pair pair(world, small_config());
+    pair.grow(random, pair.add(), 1000);
+    const std::string message =
+        message_of([&] { pair.cache.save(world->rank() == 1 ? other.path() : directory.path()); });
+    if (message.find("cannot open: No such file or directory") != std::string::npos) ++refused;
+  });
+  EXPECT_EQ(refused.load(), 3);
+  EXPECT_EQ(files_in(directory.path()), files);
+  EXPECT_TRUE(files_in(other.path()).empty());
+  before.cache = KvCache::load(self_communicator(), directory.path());
+  before.check();
+}
+
+// One rank has all there is to write, read or move. The others must not wait for all of it in one call, or they would
+// give it up when that takes longer than the deadline.
+TEST(KvFiles, RanksMeetAfterEveryBranch) {
+  const TemporaryDirectory directory;
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    std::vector<std::array<std::uint64_t, 3>> steps;  // of save, load, rebalance
+    for (const int branches : {4, 16}) {
+      KvCacheConfig config = small_config();
+      config.order.branches = branches;
+      KvCache cache(world, config, std::vector<double>{0, 1, 0});
+      cache.extend(cache.add_sequence(), 16 * config.order.chunk_tokens);
+      const auto steps_of = [&](const std::function<void()>& call) {
+        world->reset_traffic();
+        call();
+        return world->traffic().steps;
+      };
+      steps.push_back({steps_of([&] { cache.save(directory.path()); }), steps_of([&] {
+                         KvCache::load(world, directory.path(), std::vector<double>{1, 0, 0});
+                       }),
+                       steps_of([&] {
+                         cache.rebalance(std::vector<double>{0, 0, 1});
+                       })});
+    }
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_GE(steps[1][i], steps[0][i] + 12) << i;
+  });
+}
+
+TEST(KvFiles, ALoadDuringSavesHasOneOfThem) {
+  const TemporaryDirectory directory;
+  Pair pair = small_pair();
+  pair.cache.save(directory.path());
+  std::atomic<bool> over{false};
+  std::thread saver([&] {
+    const Pair same = small_pair();
+    for (int i = 0; i < 40; ++i) same.cache.save(directory.path());
+    over = true;
+  });
+  while (!over) {
+    EXPECT_EQ(message_of([&] { pair.cache = KvCache::load(self_communicator(), directory.path()); }), "");
+    pair.check();
+  }
+  saver.join();
+}
+
+TEST(KvFiles, OneGroupAfterTheOtherSaves) {
+  const TemporaryDirectory directory;
+  std::atomic<bool> saved{false};
+  std::optional<base::DirectoryLock> other(std::in_place);
+  ASSERT_TRUE(other->try_take(directory.path()));
+  std::thread group([&] {
+    run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+      KvCache cache(world, small_config());
+      cache.save(directory.path());
+      saved = true;
+    });
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // time enough to save, if nothing held it up
+  EXPECT_FALSE(saved.load());
+  EXPECT_TRUE(files_in(directory.path()).empty());
+  other.reset();
+  group.join();
+  EXPECT_TRUE(saved.load());
+  EXPECT_TRUE(base::DirectoryLock().try_take(directory.path()));  // and gives it back
+  EXPECT_TRUE(KvCache::load(self_communicator(), directory.path()).sequences().empty());
 }
 
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // their runtimes dislike a killed child

@@ -259,7 +259,53 @@ TEST(BadCalls, AreRefusedOnEveryRankAndLeaveNothingBehind) {
     AttentionOptions options;
     options.window = -1;
     refused("window = -1", [&] { decode(q, 0, got.out, options); });
+    // With fewer tokens than ranks, where one has no query to compute with.
+    KvCache tiny(world, prepared.config());
+    const SequenceId few = tiny.add_sequence();
+    tiny.extend(few, 1);
+    const auto tokens = tiny.carried_tokens(few);
+    const std::vector<float> rows(static_cast<std::size_t>(q.heads * q.head_dim));
+    std::vector<float> out(static_cast<std::size_t>(tokens * q.heads * tiny.config().v_dim));
+    refused("window = -1", [&] {
+      attention.prefill(
+          tiny, 0, few, 0, 1,
+          QueryView::dense(tokens > 0 ? rows.data() : nullptr, DType::kFloat32, 1, tokens, q.heads, q.head_dim),
+          options, out, {}, pool);
+    });
     if (!prepared.decode(attention, cache, ids, pool).same_bits_as(prepared.single)) failures.push_back("other bits");
+    return failures;
+  });
+}
+
+// What would otherwise be another result, or no result, on a rank that was started in another way.
+TEST(BadCalls, RanksThatDifferAreToldSo) {
+  kernels::Case shape;
+  shape.name = "small";
+  const PreparedCase prepared(shape, 3);
+  expect_on_ranks(3, [&](const std::shared_ptr<Communicator>& world) {
+    Failures failures;
+    ThreadPool pool(1);
+    const bool other = world->rank() == 1;
+    const auto refused = [&](const std::string& named, ParallelOptions options, KvCache& cache) {
+      const auto ids = prepared.fill(cache);
+      if (other && named == "sequences or types") cache.add_sequence();
+      ParallelAttention attention(world, options);
+      try {
+        prepared.decode(attention, cache, ids, pool);
+        failures.push_back("other " + named + " accepted");
+      } catch (const InvalidArgument& error) {
+        const std::string expected = "rank 1 has other " + named + " than rank 0";
+        if (std::string(error.what()).find(expected) == std::string::npos) failures.push_back(error.what());
+      }
+    };
+    for (const bool canonical : {true, false}) {
+      KvCache plain(world, prepared.config());
+      refused("ParallelOptions", {other ? Strategy::kPaper : Strategy::kTwoPhase, canonical}, plain);
+      KvCache longer(world, prepared.config());
+      refused("sequences or types", {Strategy::kPaper, canonical}, longer);
+      KvCache weighted(world, prepared.config(), std::vector<double>{1, other ? 2.0 : 1.0, 1});
+      refused("weights", {Strategy::kPaper, canonical}, weighted);
+    }
     return failures;
   });
 }

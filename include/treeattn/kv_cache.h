@@ -115,14 +115,17 @@ class KvCache {
   // Takes it over, spreads the branches by the weights (empty: equal) and returns what this rank now carries and has no
   // content for, because the rank that had it is gone: zeros, to be filled by write() before the next collective call.
   // Survivors of a loss may be a call apart: sequences are cut to the shortest length that one of them has, and those
-  // that one of them lacks are dropped. length() says where to go on.
+  // that one of them lacks are dropped. length() says where to go on. (Only lengths are compared: between a truncate
+  // and an append that puts other tokens in the place of those cut off, let there be a collective call.)
   std::vector<TokenRange> adopt(std::shared_ptr<Communicator> survivors, std::span<const double> weights = {});
 
   // Collective. One file per branch and a manifest, each checksummed, written beside and renamed: a save that fails or
-  // is cut off leaves an earlier one in the same directory as it was. All ranks must see the directory. Throws BadFile
-  // on every rank.
+  // is cut off leaves an earlier one in the same directory as it was. All ranks must see the directory. Groups that
+  // save into the same one do so one after the other, where the file system has locks (flock). Throws BadFile on every
+  // rank, also when another group still writes there after a minute.
   void save(const std::filesystem::path& directory) const;
-  // Collective. Any number of ranks. Throws BadFile, naming file and reason, on every rank.
+  // Collective. Any number of ranks, also while another group saves there. Throws BadFile, naming file and reason, on
+  // every rank.
   static KvCache load(std::shared_ptr<Communicator> communicator, const std::filesystem::path& directory,
                       std::span<const double> weights = {}, int gpu = kHost);
 

@@ -56,7 +56,8 @@ struct CallReport {
 
 // Holds what does not change from call to call: schedules, message buffers, the measured links. One per rank; every
 // rank makes the same calls with the same arguments (out and lse apart), as every call is collective. Throws LostRanks,
-// and InvalidArgument before anything is sent.
+// and InvalidArgument before anything is sent. The first call with a cache also throws that, on every rank, where
+// options, nodes, sequences or weights of the ranks differ; later calls do not ask again.
 class ParallelAttention {
  public:
   explicit ParallelAttention(std::shared_ptr<Communicator> communicator, ParallelOptions options = {});

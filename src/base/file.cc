@@ -9,13 +9,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 
-#include "base/timing.h"
 #include "treeattn/error.h"
 
 namespace treeattn::base {
@@ -93,14 +90,14 @@ void sync_directory(const std::filesystem::path& directory) {
   if (status != 0 && error != EINVAL && error != ENOTSUP) throw_errno(directory, "write to the disk");
 }
 
-void DirectoryLock::take(const std::filesystem::path& directory) {
-  constexpr double kPatience = 60;  // seconds
-  const auto start = Clock::now();
-  descriptor_ = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  while (descriptor_ >= 0 && ::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    if (seconds_since(start) > kPatience) throw_bad_file(directory, "somebody else is writing there");
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+bool DirectoryLock::try_take(const std::filesystem::path& directory) {
+  if (descriptor_ < 0) descriptor_ = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor_ < 0) return true;  // whoever writes there finds out why
+  while (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return false;
+    if (errno != EINTR) break;
   }
+  return true;
 }
 
 DirectoryLock::~DirectoryLock() {

@@ -40,16 +40,16 @@ class File {
 // Makes the names in a directory durable.
 void sync_directory(const std::filesystem::path& directory);
 
-// Of those who take it for the same directory one after the other has it, until it is destroyed; in other processes,
-// too. Where the file system has no locks nobody waits.
+// Of those who take it for the same directory only one has it at a time, until it is destroyed; in other processes,
+// too. Where the file system has no locks everybody gets it.
 class DirectoryLock {
  public:
   DirectoryLock() = default;
   ~DirectoryLock();
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;
-  // Throws BadFile if another one still has it after a minute: its owner may have been stopped.
-  void take(const std::filesystem::path& directory);
+  // Never waits. False when another one has it.
+  bool try_take(const std::filesystem::path& directory);
 
  private:
   int descriptor_ = -1;

@@ -9,6 +9,7 @@
 #include "model/llama.h"
 #include "model/session_file.h"
 #include "parallel/agree.h"
+#include "parallel/kv_files.h"
 #include "treeattn/error.h"
 
 namespace treeattn::model {
@@ -56,18 +57,16 @@ SavedText text_of(const fs::path& directory, const KvCache& cache) {
 
 void Llama::save(const fs::path& directory, std::span<const std::int32_t> pending) const {
   const bool writes = communicator()->rank() == 0;
-  base::DirectoryLock lock;  // two saves at once would leave one's tokens beside the other's cache
+  // Two saves at once would leave one's tokens beside the other's cache.
+  const parallel::DirectoryTurn turn(*communicator(), directory);
   const std::string failure = !writes ? std::string() : parallel::failure_of([&] {
     const SavedText text{shape_digest(config()), transcripts_, {pending.begin(), pending.end()}};
-    std::error_code error;
-    fs::create_directories(directory, error);
-    lock.take(directory);
     base::File draft = base::File::create(directory / kDraft);
     draft.write(encode(text));
     draft.finish();
   });
   parallel::throw_if_any_failed(*communicator(), failure);
-  cache_.save(directory);
+  parallel::save(cache_.store(), directory, &turn);
   const std::string renaming = !writes ? std::string() : parallel::failure_of([&] {
     fs::rename(directory / kDraft, directory / kName);
     base::sync_directory(directory);

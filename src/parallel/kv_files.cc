@@ -3,16 +3,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/buffer.h"
 #include "base/checksum.h"
 #include "base/file.h"
+#include "base/timing.h"
 #include "parallel/agree.h"
 #include "parallel/kv_format.h"
 #include "plan/tree_order.h"
@@ -178,30 +184,104 @@ void check_branch_sizes(const Manifest& manifest, const fs::path& directory, std
   }
 }
 
+// Collective. One rank reads it: a save at the same time could give the others another one.
+Manifest manifest_of(Communicator& communicator, const fs::path& directory) {
+  const fs::path path = directory / kManifestName;
+  std::vector<std::byte> bytes;
+  throw_if_any_failed(communicator, failure_of([&] {
+                        if (communicator.rank() != 0) return;
+                        bytes = read_manifest(path);
+                        parsed_manifest(path, bytes);
+                      }));
+  std::uint64_t size = bytes.size();
+  communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+  bytes.resize(size);
+  communicator.broadcast(bytes, 0);
+  return parsed_manifest(path, bytes);
+}
+
+// Collective. work(leaf) for every leaf of this rank, and after each of them all ranks meet: who has more to do with
+// the disk than others, or a slower one, would otherwise be missed by those who wait for it.
+template <class Work>
+void leaf_by_leaf(Communicator& communicator, const plan::Shares& shares, const Work& work) {
+  const std::vector<int> leaves = shares.leaves_of(communicator.rank());
+  std::size_t rounds = 0;
+  for (int rank = 0; rank < shares.ranks(); ++rank) rounds = std::max(rounds, shares.leaves_of(rank).size());
+  for (std::size_t i = 0; i < rounds; ++i) {
+    throw_if_any_failed(communicator, failure_of([&] {
+                          if (i < leaves.size()) work(leaves[i]);
+                        }));
+  }
+}
+
+// Collective. The cache that the manifest speaks of.
+std::unique_ptr<KvStore> load_as(const Manifest& manifest, const std::shared_ptr<Communicator>& communicator,
+                                 const fs::path& directory, std::span<const double> weights, int gpu) {
+  plan::Shares shares = make_shares(*communicator, manifest.config, weights);
+  require_same(*communicator, base::crc32c(std::as_bytes(std::span(shares.rank_of_leaf()))), "weights");
+  const std::vector<int> leaves = shares.leaves_of(communicator->rank());
+  throw_if_any_failed(*communicator, failure_of([&] { check_branch_sizes(manifest, directory, leaves); }));
+  std::unique_ptr<KvStore> store;
+  throw_if_any_failed(*communicator, failure_of([&] {
+    store = std::make_unique<KvStore>(communicator, manifest.config, std::move(shares), gpu);
+    for (const auto& [id, length] : manifest.sequences) store->restore(id, length);
+    store->restore_next(manifest.next_sequence);
+  }));
+  leaf_by_leaf(*communicator, store->shares(),
+               [&](int leaf) { read_branch(*store, directory, manifest.generation, leaf); });
+  return store;
+}
+
+// All leaves, whoever carries them.
+std::vector<int> all_leaves(const KvStore& store) {
+  std::vector<int> leaves(static_cast<std::size_t>(store.config().order.branches));
+  std::iota(leaves.begin(), leaves.end(), 0);
+  return leaves;
+}
+
 }  // namespace
 
-void save(const KvStore& store, const fs::path& directory) {
-  Communicator& communicator = *store.communicator();
+DirectoryTurn::DirectoryTurn(Communicator& communicator, const fs::path& directory) {
+  constexpr double kPatience = 60;  // seconds
   const bool first = communicator.rank() == 0;
-  Manifest manifest = describe(store);
-  require_same(communicator, digest(manifest), "sequences");
-
-  manifest.generation = new_generation();
-  communicator.broadcast(std::as_writable_bytes(std::span(&manifest.generation, 1)), 0);
   throw_if_any_failed(communicator, failure_of([&] {
                         std::error_code error;
                         if (first) fs::create_directories(directory, error);
                         if (error) base::throw_bad_file(directory, "cannot create: " + error.message());
                       }));
+  const auto start = base::Clock::now();
+  enum class Answer : std::uint8_t { kOurs, kBusy, kTooLong };
+  for (;;) {
+    Answer answer = Answer::kOurs;
+    if (first && !lock_.try_take(directory)) {
+      answer = base::seconds_since(start) > kPatience ? Answer::kTooLong : Answer::kBusy;
+    }
+    communicator.broadcast(std::as_writable_bytes(std::span(&answer, 1)), 0);
+    if (answer == Answer::kOurs) return;
+    if (answer == Answer::kTooLong) base::throw_bad_file(directory, "somebody else is writing there");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
 
-  const std::vector<int> leaves = store.shares().leaves_of(communicator.rank());
+void save(const KvStore& store, const fs::path& directory, const DirectoryTurn* turn) {
+  Communicator& communicator = *store.communicator();
+  const bool first = communicator.rank() == 0;
+  Manifest manifest = describe(store);
+  require_same(communicator, base::crc32c(std::as_bytes(std::span(store.shares().rank_of_leaf())), digest(manifest)),
+               "sequences or weights");
+
+  std::optional<DirectoryTurn> own_turn;
+  if (turn == nullptr) own_turn.emplace(communicator, directory);
+  manifest.generation = new_generation();
+  communicator.broadcast(std::as_writable_bytes(std::span(&manifest.generation, 1)), 0);
   try {
-    throw_if_any_failed(communicator, failure_of([&] {
-                          for (const int leaf : leaves) write_branch(store, directory, manifest.generation, leaf);
-                          base::sync_directory(directory);
-                        }));
+    leaf_by_leaf(communicator, store.shares(),
+                 [&](int leaf) { write_branch(store, directory, manifest.generation, leaf); });
+    throw_if_any_failed(communicator, failure_of([&] { base::sync_directory(directory); }));
     throw_if_any_failed(communicator, failure_of([&] {
                           if (!first) return;
+                          // What others wrote elsewhere (another machine's disk) would be missed only when it is read.
+                          check_branch_sizes(manifest, directory, all_leaves(store));
                           File draft = File::create(directory / kManifestDraft);
                           draft.write(encode(manifest));
                           draft.finish();
@@ -212,7 +292,8 @@ void save(const KvStore& store, const fs::path& directory) {
                         }));
   } catch (const BadFile&) {
     std::error_code ignored;
-    for (const int leaf : leaves) {
+    if (first) fs::remove(directory / kManifestDraft, ignored);
+    for (const int leaf : store.shares().leaves_of(communicator.rank())) {
       const int branch = plan::branch_of_leaf(store.config().order, leaf);
       fs::remove(branch_file(directory, branch, manifest.generation), ignored);
     }
@@ -226,33 +307,15 @@ void save(const KvStore& store, const fs::path& directory) {
 
 std::unique_ptr<KvStore> load(std::shared_ptr<Communicator> communicator, const fs::path& directory,
                               std::span<const double> weights, int gpu) {
-  const bool first = communicator->rank() == 0;
-  const fs::path path = directory / kManifestName;
-  std::vector<std::byte> bytes;
-  throw_if_any_failed(*communicator, failure_of([&] {
-    if (!first) return;
-    bytes = read_manifest(path);
-    parsed_manifest(path, bytes);
-  }));
-  // One rank reads it: a save at the same time could give the others another one.
-  std::uint64_t size = bytes.size();
-  communicator->broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
-  bytes.resize(size);
-  communicator->broadcast(bytes, 0);
-  const Manifest manifest = parsed_manifest(path, bytes);
-
-  plan::Shares shares = make_shares(*communicator, manifest.config, weights);
-  require_same(*communicator, base::crc32c(std::as_bytes(std::span(shares.rank_of_leaf()))), "weights");
-  const std::vector<int> leaves = shares.leaves_of(communicator->rank());
-  throw_if_any_failed(*communicator, failure_of([&] { check_branch_sizes(manifest, directory, leaves); }));
-  std::unique_ptr<KvStore> store;
-  throw_if_any_failed(*communicator, failure_of([&] {
-    store = std::make_unique<KvStore>(communicator, manifest.config, std::move(shares), gpu);
-    for (const auto& [id, length] : manifest.sequences) store->restore(id, length);
-    store->restore_next(manifest.next_sequence);
-    for (const int leaf : leaves) read_branch(*store, directory, manifest.generation, leaf);
-  }));
-  return store;
+  for (;;) {
+    const Manifest manifest = manifest_of(*communicator, directory);
+    try {
+      return load_as(manifest, communicator, directory, weights, gpu);
+    } catch (const BadFile&) {
+      // Another group may have saved meanwhile, and removed what this manifest speaks of.
+      if (manifest_of(*communicator, directory).generation == manifest.generation) throw;
+    }
+  }
 }
 
 }  // namespace treeattn::parallel

@@ -13,12 +13,24 @@
 #include <memory>
 #include <span>
 
+#include "base/file.h"
 #include "parallel/kv_store.h"
 
 namespace treeattn::parallel {
 
-// Both collective; KvCache documents them.
-void save(const KvStore& store, const std::filesystem::path& directory);
+// Collective. A directory that one group at a time writes to: made where there is none, and locked by rank 0 as long as
+// this lives. The ranks wait together, so that none is missed by the others meanwhile. Throws BadFile on every rank if
+// it cannot be made, or if another group still has it after a minute: its rank 0 may have been stopped.
+class DirectoryTurn {
+ public:
+  DirectoryTurn(Communicator& communicator, const std::filesystem::path& directory);
+
+ private:
+  base::DirectoryLock lock_;
+};
+
+// Both collective; KvCache documents them. turn: of a caller that has it already; else save takes it.
+void save(const KvStore& store, const std::filesystem::path& directory, const DirectoryTurn* turn = nullptr);
 std::unique_ptr<KvStore> load(std::shared_ptr<Communicator> communicator, const std::filesystem::path& directory,
                               std::span<const double> weights, int gpu = KvCache::kHost);
 

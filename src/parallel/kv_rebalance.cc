@@ -33,20 +33,19 @@ struct Move {
 };
 
 // Every rank goes through the moves in this order, so the first that is not done has both its ranks waiting for it:
-// no deadlock. Pairs of ranks take turns leaf by leaf, so that none waits for the whole traffic of another.
-std::vector<Move> ordered_moves(std::span<const int> holders, const plan::Shares& shares) {
-  std::map<std::pair<int, int>, int> moves_of_pair;
-  std::vector<std::pair<int, Move>> turns;
+// no deadlock. Each turn has one leaf of every pair of ranks, so that none waits for the whole traffic of another.
+std::vector<std::vector<Move>> turns_of(std::span<const int> holders, const plan::Shares& shares) {
+  std::map<std::pair<int, int>, std::size_t> moves_of_pair;
+  std::vector<std::vector<Move>> turns;
   for (int leaf = 0; leaf < shares.branches(); ++leaf) {
     const int from = holders[static_cast<std::size_t>(leaf)];
     const int to = shares.rank_of(leaf);
     if (from == kNobody || from == to) continue;
-    turns.push_back({moves_of_pair[{from, to}]++, {leaf, from, to}});
+    const std::size_t turn = moves_of_pair[{from, to}]++;
+    if (turn == turns.size()) turns.emplace_back();
+    turns[turn].push_back({leaf, from, to});
   }
-  std::ranges::stable_sort(turns, {}, &std::pair<int, Move>::first);
-  std::vector<Move> moves;
-  for (const auto& turn : turns) moves.push_back(turn.second);
-  return moves;
+  return turns;
 }
 
 // A rank that holds each leaf, kNobody where none does. Collective.
@@ -215,9 +214,13 @@ std::vector<TokenRange> KvStore::redistribute(Communicator& communicator, plan::
         fmt::format("no rank has the content of {} branches; accepted: adopt(), which says what to write", lost));
   }
   const int rank = communicator.rank();
-  for (const Move& move : ordered_moves(holders, shares)) {
-    if (move.from == rank) send_leaf(communicator, *this, move.leaf, move.to);
-    if (move.to == rank) receive_leaf(communicator, *this, move.leaf, move.from);
+  for (const std::vector<Move>& turn : turns_of(holders, shares)) {
+    for (const Move& move : turn) {
+      if (move.from == rank) send_leaf(communicator, *this, move.leaf, move.to);
+      if (move.to == rank) receive_leaf(communicator, *this, move.leaf, move.from);
+    }
+    // Who has nothing to move would otherwise wait elsewhere for those who have, and miss them.
+    communicator.barrier();
   }
   shares_ = std::move(shares);
   std::vector<int> missing;
@@ -275,7 +278,7 @@ void KvStore::cut_to_common(Communicator& communicator) {
 std::vector<TokenRange> KvStore::adopt(std::shared_ptr<Communicator> survivors, plan::Shares shares) {
   // The numbering of the ranks changes with the shares: from here on the old communicator is of no use.
   communicator_ = std::move(survivors);
-  same_kernels_ = false;
+  same_on_ranks_ = false;
   cut_to_common(*communicator_);
   return redistribute(*communicator_, std::move(shares), false);
 }

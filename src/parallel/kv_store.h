@@ -99,9 +99,9 @@ class KvStore {
   // the pages are in, which may be a GPU's.
   ChunkMemory chunk(int layer, SequenceId sequence, std::int64_t chunk) const;
 
-  // Whether all ranks compute with the same kernels: found out by the first attention call.
-  bool same_kernels() const { return same_kernels_; }
-  void found_same_kernels() const { same_kernels_ = true; }
+  // Whether all ranks have the same sequences, shares and kernels: found out by the first attention call.
+  bool same_on_ranks() const { return same_on_ranks_; }
+  void found_same_on_ranks() const { same_on_ranks_ = true; }
 
   // Keeps the memory of all chunks alive while messages that are given up may still read it.
   std::shared_ptr<const void> memory() const { return pool_; }
@@ -160,7 +160,7 @@ class KvStore {
   std::shared_ptr<KvPool> pool_;
   std::map<SequenceId, Sequence> sequences_;
   SequenceId next_ = 0;
-  mutable bool same_kernels_ = false;
+  mutable bool same_on_ranks_ = false;
 };
 
 }  // namespace treeattn::parallel

@@ -8,11 +8,13 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/checksum.h"
 #include "base/timing.h"
 #include "parallel/agree.h"
 #include "parallel/choose.h"
 #include "parallel/device_reduce.h"
 #include "parallel/finalize.h"
+#include "parallel/kv_format.h"
 #include "parallel/ring_attention.h"
 #include "parallel/tree_attention.h"
 #include "treeattn/state.h"
@@ -49,6 +51,8 @@ void check_result(std::size_t rows, std::int64_t v_dim, std::span<const float> o
   base::require_address("lse", lse);
 }
 
+std::uint32_t digest_of(std::span<const int> values) { return base::crc32c(std::as_bytes(values)); }
+
 std::string_view name_of(DeviceLink link) {
   return link == DeviceLink::kHost ? "host" : link == DeviceLink::kNccl ? "nccl" : "peer";
 }
@@ -69,6 +73,7 @@ struct ParallelAttention::Impl {
   ParallelOptions options;
   CallReport report;
   std::map<Strategy, plan::Schedule> schedules;  // this rank's view
+  bool same_options = false;                     // on all ranks, found out by the first call
   std::optional<plan::Network> network;
   std::optional<plan::Shares> shares;  // that the choices are for
   std::map<SizeKey, parallel::Choice> choices;
@@ -111,10 +116,25 @@ struct ParallelAttention::Impl {
     return found->second.strategy;
   }
 
-  // Bits are those of an instruction set, or of the GPU's kernels. Collective, once for a cache.
+  // Ranks that differ would wait for each other, or add up what does not belong together. Collective, once for a cache
+  // and once for this object: what every call would have to be asked is left to the caller.
+  void check_same_on_ranks(const parallel::KvStore& store) {
+    if (same_options && store.same_on_ranks()) return;
+    const std::array how{static_cast<int>(options.strategy), static_cast<int>(options.canonical),
+                         static_cast<int>(options.link)};
+    parallel::require_same(*communicator, digest_of(how), "ParallelOptions");
+    parallel::require_same(*communicator, digest_of(communicator->node_of_rank()), "nodes (TREEATTN_NODES)");
+    parallel::require_same(*communicator, parallel::digest(parallel::describe(store)), "sequences or types");
+    parallel::require_same(*communicator, digest_of(store.shares().rank_of_leaf()), "weights");
+    check_same_kernels(store);
+    same_options = true;
+    store.found_same_on_ranks();
+  }
+
+  // Bits are those of an instruction set, or of the GPU's kernels.
   void check_same_kernels(const parallel::KvStore& store) {
     const bool on_gpus = options.link != DeviceLink::kHost;
-    if (store.same_kernels() || (!options.canonical && !on_gpus)) return;
+    if (!options.canonical && !on_gpus) return;
     constexpr std::size_t kName = 32;
     std::array<char, kName> mine{};
     parallel::kernels_of(store).copy(mine.data(), kName - 1);
@@ -128,7 +148,6 @@ struct ParallelAttention::Impl {
               "(TREEATTN_ISA), or canonical = false",
               r, all[r].data(), all[0].data());
     }
-    store.found_same_kernels();
   }
 
   // Before anything is sent.
@@ -205,7 +224,7 @@ void ParallelAttention::decode(const KvCache& cache, int layer, std::span<const 
   const std::size_t rows = static_cast<std::size_t>(q.batch * q.queries * (heads.last - heads.first));
   check_result(rows, config.v_dim, out, lse);
   parallel::check_call(call);  // before anything is sent
-  impl_->check_same_kernels(cache.store());
+  impl_->check_same_on_ranks(cache.store());
 
   const Strategy strategy = impl_->strategy_for(call, pool);
   SharedBuffer root;
@@ -234,7 +253,7 @@ bool ParallelAttention::decode_on_device(const KvCache& cache, int layer, std::s
   const DecodeCall call{cache.store(), layer, sequences, q, options, {}};
   impl_->check(cache, call);
   parallel::check_call(call);
-  impl_->check_same_kernels(cache.store());
+  impl_->check_same_on_ranks(cache.store());
   if (impl_->options.link != DeviceLink::kPeer || impl_->options.strategy == Strategy::kRing) return false;
   if (!options.sinks.empty()) return false;
   kernels::cuda::RankDevice& device = impl_->device_of(call);
@@ -266,7 +285,8 @@ void ParallelAttention::prefill(const KvCache& cache, int layer, SequenceId sequ
           q.queries, tokens, first, first + count);
   check_result(static_cast<std::size_t>(tokens * q.heads), config.v_dim, out, lse);
   const parallel::PrefillCall call{cache.store(), layer, sequence, q, queries, options};
-  impl_->check_same_kernels(cache.store());
+  parallel::check_call(call);  // before anything is sent
+  impl_->check_same_on_ranks(cache.store());
   impl_->reported(Strategy::kRing, [&] {
     double attending = 0;
     parallel::ring_prefill(call, gather_kv, out, lse, pool, attending);

@@ -77,6 +77,14 @@ SharedBuffer ring_decode(const DecodeCall& call, ThreadPool& pool, double& local
   return root;
 }
 
+void check_call(const PrefillCall& call) {
+  // A rank without queries may have no q: one that nobody reads stands for it.
+  static constexpr float kUnread = 0;
+  QueryView q = call.q;
+  if (q.queries == 0) q = QueryView::dense(&kUnread, DType::kFloat32, 1, 1, q.heads, q.head_dim);
+  check_call(DecodeCall{call.store, call.layer, {&call.sequence, 1}, q, call.options, {}});
+}
+
 void ring_prefill(const PrefillCall& call, bool collect_first, std::span<float> out, std::span<float> lse,
                   ThreadPool& pool, double& local_seconds) {
   std::vector<QueryBlock> blocks = query_blocks(call, pool);

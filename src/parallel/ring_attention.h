@@ -23,6 +23,9 @@ struct PrefillCall {
   AttentionOptions options;
 };
 
+// As check_call of a decode, also on a rank without a query of its own.
+void check_call(const PrefillCall& call);
+
 // out [tokens, heads, v_dim], lse [tokens, heads] or empty. collect_first: all of K and V are collected before the work
 // begins.
 void ring_prefill(const PrefillCall& call, bool collect_first, std::span<float> out, std::span<float> lse,
