@@ -40,13 +40,15 @@ def refused(says, *arguments, code=2, **keywords):
 
 
 def byte_tokenizer(added):
-    """tokenizer.json of the 256 bytes, and of added tokens."""
+    """tokenizer.json of the 256 bytes, and of added tokens, of which the first begins a text."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = iter(range(256, 512))
     vocabulary = {chr(b if b in printable else next(rest)): b for b in range(256)}
     return {"model": {"type": "BPE", "vocab": vocabulary, "merges": []},
             "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
             "decoder": {"type": "ByteLevel"},
+            "post_processor": {"type": "TemplateProcessing",
+                               "single": [{"SpecialToken": {"id": added[0]}}, {"Sequence": {"id": "A"}}]},
             "added_tokens": [{"id": 256 + i, "content": text, "special": True} for i, text in enumerate(added)]}
 
 
