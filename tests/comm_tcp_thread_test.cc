@@ -149,6 +149,33 @@ TEST(Tcp, SurvivorsOfAKilledProcessGoOn) {
       with_deadline(20));
   EXPECT_EQ(statuses, (std::vector<int>{0, 128 + SIGKILL, 0}));
 }
+
+// Ranks that call each other all the time, until rank 0 has had enough.
+void stay_in_touch(Communicator& world) {
+  world.set_deadline(Seconds(1));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(3500);
+  for (std::vector<std::byte> over(1); over[0] == std::byte{0};) {
+    if (world.rank() == 0 && std::chrono::steady_clock::now() > end) over[0] = std::byte{1};
+    world.broadcast(over, 0);
+    world.barrier();
+  }
+}
+
+// All stop together for twice the deadline, as when a machine is paused.
+TEST(Tcp, NobodyIsMissedBecauseAllStoodStill) {
+  const auto pause = [](const std::vector<pid_t>& processes) {
+    for (const int signal : {SIGSTOP, SIGCONT}) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(signal == SIGSTOP ? 500 : 2000));
+      for (const pid_t process : processes) ::kill(process, signal);
+    }
+  };
+  const auto processes = [](const std::shared_ptr<Communicator>& world) { stay_in_touch(*world); };
+  EXPECT_EQ(run_tcp_processes(3, processes, with_deadline(20), pause), std::vector<int>(3, 0));
+  const auto threads = [](const std::shared_ptr<Communicator>&) {
+    run_ranks(3, [](const std::shared_ptr<Communicator>& world) { stay_in_touch(*world); });
+  };
+  EXPECT_EQ(run_tcp_processes(1, threads, {}, pause), std::vector<int>(1, 0));
+}
 #endif
 
 TEST(Tcp, RanksThatDoNotComeAreWaitedForNoLongerThanTheDeadline) {

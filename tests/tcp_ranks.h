@@ -61,8 +61,9 @@ inline void run_tcp_threads(int ranks, const RankBody& body, const RankOptions& 
 }
 
 // Forks; to be called while this process has no other thread. The exit status of each rank: 0 when its body returned,
-// 1 when it threw, 128 + the signal that ended it.
-inline std::vector<int> run_tcp_processes(int ranks, const RankBody& body, const RankOptions& options = {}) {
+// 1 when it threw, 128 + the signal that ended it. meanwhile(process ids): called while they run.
+inline std::vector<int> run_tcp_processes(int ranks, const RankBody& body, const RankOptions& options = {},
+                                          const std::function<void(const std::vector<pid_t>&)>& meanwhile = {}) {
   const int port = free_port();
   std::vector<pid_t> children;
   std::fflush(nullptr);
@@ -82,6 +83,7 @@ inline std::vector<int> run_tcp_processes(int ranks, const RankBody& body, const
     }
     children.push_back(child);
   }
+  if (meanwhile) meanwhile(children);
   std::vector<int> statuses;
   for (const pid_t child : children) {
     int status = 0;

@@ -23,7 +23,6 @@ namespace {
 using comm::Call;
 using comm::Channel;
 using comm::checked;
-using comm::Clock;
 using comm::name_ranks;
 
 std::vector<int> all_ranks(int size) {
@@ -88,7 +87,7 @@ void Communicator::Impl::check_rank(int other, std::string_view name) const {
 }
 
 Call Communicator::Impl::begin(std::string_view name, std::optional<Seconds> own_deadline) {
-  const Call call{name, Clock::now(), checked(own_deadline.value_or(deadline))};
+  const Call call{name, endpoint->begin_call(), checked(own_deadline.value_or(deadline))};
   if (family->over()) throw_lost(name, call.deadline);
   endpoint->look(-1);
   if (!family->quiet()) give_up(call, -1);
@@ -143,7 +142,7 @@ void Communicator::Impl::finish(std::span<Request> requests, const Call& call) {
     if (waits_for < 0) return;
     if (moved) idle = 0;
     endpoint->look(waits_for);
-    if (!family->quiet() || hopeless || Clock::now() >= call_at) give_up(call, waits_for);
+    if (!family->quiet() || hopeless || endpoint->now() >= call_at) give_up(call, waits_for);
     transport().pause(idle);
   }
 }
@@ -247,6 +246,7 @@ Request Communicator::receive(int from, std::span<std::byte> data, std::shared_p
 bool Communicator::test(Request& request) {
   if (impl_->family->over()) impl_->throw_lost("test", impl_->deadline);
   if (!request.pending()) return true;
+  const comm::Instant now = impl_->endpoint->begin_call();
   const int peer = request.operation_->peer;
   const bool gone = impl_->transport().gone(peer);
   if (impl_->family->quiet() && impl_->transport().test(*request.operation_)) {
@@ -255,7 +255,6 @@ bool Communicator::test(Request& request) {
   }
   impl_->endpoint->look(peer);
   if (gone && impl_->family->quiet()) {
-    const auto now = Clock::now();
     impl_->family->call(comm::after(now, comm::kListenUntil * impl_->deadline), comm::after(now, impl_->deadline));
   }
   if (impl_->family->over()) impl_->throw_lost("test", impl_->deadline);

@@ -145,7 +145,7 @@ void Family::vote() {
 }
 
 void Family::tell_others(Note::Kind kind) {
-  const Instant now = Clock::now();
+  const Instant now = endpoint_.now();
   const int self = endpoint_.transport()->rank();
   Note note;
   note.head = {.kind = kind,
@@ -169,6 +169,18 @@ void Family::finish() {
   endpoint_.transport()->mark_broken();
 }
 
+Instant Endpoint::begin_call() {
+  asked_ = Clock::now();
+  return asked_ - stood_still_;
+}
+
+Instant Endpoint::now() {
+  const Clock::duration since = Clock::now() - asked_;
+  if (since > kLongestPause) stood_still_ += since - kLongestPause;
+  asked_ += since;
+  return asked_ - stood_still_;
+}
+
 void Endpoint::look(int waits_for) {
   waits_for_ = waits_for;
   // The order matters: see see_who_is_gone().
@@ -181,11 +193,11 @@ void Endpoint::look(int waits_for) {
   }
   while (const auto bytes = transport_->next_note()) {
     calling = true;
-    hear(unpack(*bytes), Clock::now());
+    hear(unpack(*bytes), now());
   }
   if (!calling) return;
   for (const auto& weak : families_) {
-    if (const auto family = weak.lock()) family->advance(Clock::now());
+    if (const auto family = weak.lock()) family->advance(now());
   }
 }
 
@@ -210,7 +222,7 @@ std::shared_ptr<Family> Endpoint::make_family(int context, std::vector<int> memb
   std::erase_if(families_, [](const auto& weak) { return weak.expired(); });
   families_.push_back(family);
   next_context = std::max(next_context, context + 1);
-  for (Note& note : std::exchange(early_, {})) hear(std::move(note), Clock::now());
+  for (Note& note : std::exchange(early_, {})) hear(std::move(note), now());
   return family;
 }
 

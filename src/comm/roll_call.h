@@ -120,6 +120,12 @@ class Endpoint {
 
   const std::shared_ptr<Transport>& transport() const { return transport_; }
 
+  // The time that deadlines count: while a call waits, that in which this rank runs. A process that is stopped, or
+  // whose machine stands still, hears nobody meanwhile and must not take all others for lost. A loop that waits asks
+  // every few milliseconds: of more than kLongestPause between two times that is counted.
+  Instant begin_call();
+  Instant now();
+
   // Reads the notes and moves the roll calls along. waits_for: the rank that this one waits for, or -1; it holds until
   // the next look.
   void look(int waits_for);
@@ -136,9 +142,12 @@ class Endpoint {
   int next_context = 0;
 
  private:
+  static constexpr std::chrono::milliseconds kLongestPause{100};
   void hear(Note note, Instant now);
 
   std::shared_ptr<Transport> transport_;
+  Instant asked_ = Clock::now();  // the time when it was last asked for
+  Clock::duration stood_still_{};
   std::vector<std::weak_ptr<Family>> families_;
   std::vector<Note> early_;  // for families that the others have already and this rank is about to make
   std::map<std::pair<int, int>, std::vector<Note>> shrinking_;  // by context and round

@@ -93,13 +93,13 @@ class Ballot {
 
 std::optional<Agreement> agree_on_survivors(Endpoint& endpoint, Family& family, int context, int round,
                                             const std::vector<int>& members, std::chrono::duration<double> deadline) {
-  const Instant start = Clock::now();
+  const Instant start = endpoint.begin_call();
   Ballot ballot(endpoint, context, round, members, family.lost());
   bool news = true;
   for (int idle = 0; ballot.includes_self(); idle = news ? 0 : idle + 1) {
     if (news) ballot.tell_others();
     news = ballot.listen();
-    const Instant now = Clock::now();
+    const Instant now = endpoint.now();
     news = ballot.add_lost(ballot.silent(now >= after(start, kCallAt * deadline))) || news;
     if (!news && ballot.open().empty()) {
       family.add_lost(ballot.lost());
