@@ -33,8 +33,8 @@ struct ModelDescription {
 ModelDescription describe_model(const std::filesystem::path& directory);
 ModelDescription describe_random_model(std::string_view shape, std::uint64_t seed);
 
-// begin: with the token in front that begins a text, if the tokenizer has one. Throws InvalidArgument for text that is not
-// UTF-8, Unavailable without a tokenizer.
+// begin: with the token in front that begins a text, if the tokenizer has one. Throws InvalidArgument for text that is
+// not UTF-8, Unavailable without a tokenizer.
 std::vector<std::int32_t> encode_prompt(const ModelDescription& model, std::string_view text, bool begin = true);
 
 }  // namespace treeattn::model
