@@ -187,7 +187,8 @@ def check_usage():
                 ["--overhead-us", "-1"], ["--slow-rank", "3"], ["--slow-rank", "3:x"],
                 ["--ranks", "8", "--slow-rank", "8:2"], ["--json", "--csv"],
                 ["--print-cluster", "nowhere"], ["--print-cluster", "dgx-h100", "--json"],
-                ["--heads", "5", "--kv-heads", "2"]]:
+                ["--heads", "5", "--kv-heads", "2"],
+                ["--ranks", "2", "--tokens", "1000000000000", "--strategy", "ring"]]:
         done = run(*bad)
         expect(done.returncode == 2 and "treeattn: " in done.stderr,
                f"{bad}: exit code {done.returncode}, {done.stderr}")

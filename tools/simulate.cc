@@ -36,6 +36,8 @@ constexpr int kMostRanks = 65536;
 constexpr int kMostRingRanks = 1024;
 // Of the simulator's own: gather keeps the states of all ranks on every rank.
 constexpr double kMostGatherBytes = 6e8;
+// Of K and V on a rank. More than any device has, and less than what the simulator cannot map.
+constexpr std::size_t kMostShare = std::size_t{1} << 40;
 
 struct SimulateOptions {
   ShapeOptions shape;
@@ -116,6 +118,9 @@ std::vector<SimulationJob> make_jobs(const SimulateOptions& options) {
         jobs.push_back(job);
         jobs.back().shape = shape;
       }
+      const std::size_t share = shape.kv_bytes() / static_cast<std::size_t>(job.ranks);
+      base::require(share <= kMostShare, "--tokens {} on {}: {} of K and V a rank; accepted: at most {}", shape.tokens,
+                    format_count(job.ranks, "rank"), format_bytes(share), format_bytes(kMostShare));
       jobs.back().tokens.push_back(shape.tokens);
       last = &shape;
     }
