@@ -220,11 +220,15 @@ TEST(Auto, ChoosesWithTheSameBitsAndSaysWhy) {
   }
 }
 
-// Wrong arguments are refused on every rank before anything is sent, and the next call works.
-TEST(BadCalls, AreRefusedOnEveryRankAndLeaveNothingBehind) {
+kernels::Case small_case() {
   kernels::Case shape;
   shape.name = "small";
-  const PreparedCase prepared(shape, 3);
+  return shape;
+}
+
+// Wrong arguments are refused on every rank before anything is sent, and the next call works.
+TEST(BadCalls, AreRefusedOnEveryRankAndLeaveNothingBehind) {
+  const PreparedCase prepared(small_case(), 3);
   expect_on_ranks(3, [&](const std::shared_ptr<Communicator>& world) {
     Failures failures;
     ThreadPool pool(1);
@@ -279,9 +283,7 @@ TEST(BadCalls, AreRefusedOnEveryRankAndLeaveNothingBehind) {
 
 // What would otherwise be another result, or no result, on a rank that was started in another way.
 TEST(BadCalls, RanksThatDifferAreToldSo) {
-  kernels::Case shape;
-  shape.name = "small";
-  const PreparedCase prepared(shape, 3);
+  const PreparedCase prepared(small_case(), 3);
   expect_on_ranks(3, [&](const std::shared_ptr<Communicator>& world) {
     Failures failures;
     ThreadPool pool(1);

@@ -13,6 +13,7 @@
 #include "base/machine.h"
 #include "command.h"
 #include "device_option.h"
+#include "json_line.h"
 #include "notes.h"
 #include "options.h"
 #include "progress.h"
@@ -133,7 +134,7 @@ void print_json(const AttentionLine& line, const std::string& device, int thread
   }
   if (shape.page_tokens > 0) out["page_tokens"] = shape.page_tokens;
   if (shape.shortest > 0) out["shortest"] = shape.shortest;
-  fmt::print("{}\n", out.dump());
+  fmt::print("{}\n", json_line(out));
   std::fflush(stdout);
 }
 

@@ -16,6 +16,7 @@
 #include "command.h"
 #include "decode_run.h"
 #include "device_option.h"
+#include "json_line.h"
 #include "link_option.h"
 #include "notes.h"
 #include "options.h"
@@ -197,7 +198,7 @@ class Report {
     out["remote_bytes_sent"] = line.remote_bytes;
     out["device"] = result_.device;
     if (setup_.device.on_gpu()) out["link"] = link_name(is_one_rank(line) ? DeviceLink::kHost : setup_.link);
-    fmt::print("{}\n", out.dump());
+    fmt::print("{}\n", json_line(out));
   }
 
   std::vector<std::string> cells(const DecodeLine& line, std::string name) const {

@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "bench_llama_steps.h"
 #include "command.h"
+#include "json_line.h"
 #include "model/memory_need.h"
 #include "model/session.h"
 #include "model_options.h"
@@ -212,7 +213,7 @@ void print_json(const Setup& setup, const ModelRank& rank, const Line& line) {
   out["formula_bytes"] = line.formula_bytes;
   out["bytes_sent"] = line.bytes_sent;
   out["digest"] = fmt::format("{:016x}", line.digest);
-  fmt::print("{}\n", out.dump());
+  fmt::print("{}\n", json_line(out));
 }
 
 void print_table(const Setup& setup, const ModelRank& rank, const std::vector<Line>& lines) {

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/timing.h"
 #include "command.h"
+#include "json_line.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "model/activations.h"
 #include "model/llama.h"
@@ -202,7 +203,7 @@ void print_json(const StepsRun& run, const StepsLine& line) {
   out["of_limit"] = line.ratio();
   out["read_gb_s"] = line.read_gb_s;
   if (run.product_tflops() > 0) out["product_tflops"] = run.product_tflops();
-  fmt::print("{}\n", out.dump());
+  fmt::print("{}\n", json_line(out));
 }
 
 }  // namespace

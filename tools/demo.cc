@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "command.h"
 #include "haystack.h"
+#include "json_line.h"
 #include "model/session.h"
 #include "model_options.h"
 #include "model_run.h"
@@ -201,7 +202,7 @@ int run(DemoCommand options) {
                                                                   {"bytes_sent", way.bytes},
                                                                   {"peak_bytes", way.peak_bytes}};
       }
-      fmt::print("{}\n", out.dump());
+      fmt::print("{}\n", json_line(out));
     }
     return found ? kOk : kCheckFailed;
   });

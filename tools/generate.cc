@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "command.h"
 #include "files.h"
+#include "json_line.h"
 #include "model/session.h"
 #include "model/session_file.h"
 #include "model_options.h"
@@ -150,7 +151,7 @@ class Voice {
         out["logprobs"].push_back(std::move(place));
       }
     }
-    return out.dump();
+    return json_line(out);
   }
 
   void print_stats(const GenerateResult& result) const {

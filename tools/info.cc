@@ -11,6 +11,7 @@
 #include "base/machine.h"
 #include "base/read_bandwidth.h"
 #include "command.h"
+#include "json_line.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "table.h"
 #include "treeattn/attention.h"
@@ -157,7 +158,7 @@ void print_json(const Info& info) {
     entry["read_gb_s"] = read_gb_s;
     out["gpus"].push_back(std::move(entry));
   }
-  fmt::print("{}\n", out.dump());
+  fmt::print("{}\n", json_line(out));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "command.h"
 #include "experiments.h"
 #include "files.h"
+#include "json_line.h"
 #include "notes.h"
 #include "progress.h"
 #include "svg_chart.h"
@@ -34,7 +35,7 @@ void print_list(bool json) {
     if (json) {
       const nlohmann::ordered_json line = {
           {"name", experiment.name}, {"title", experiment.title}, {"paper", experiment.paper}};
-      fmt::print("{}\n", line.dump());
+      fmt::print("{}\n", json_line(line));
     }
     table.add({std::string(experiment.name), std::string(experiment.title)});
   }
@@ -128,7 +129,7 @@ int run(const ReproduceOptions& options) {
     }
     progress.clear();
     if (options.json) {
-      fmt::print("{}\n", to_json(outcome).dump());
+      fmt::print("{}\n", json_line(to_json(outcome)));
     } else {
       print_text(outcome);
     }

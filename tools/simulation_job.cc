@@ -53,20 +53,19 @@ SimulationJob SimulationJob::from_json(const std::string& text) {
 }
 
 std::string SimulationLine::to_json() const {
-  return json{{"strategy", strategy_name(strategy)},
-              {"tokens", tokens},
-              {"us", us},
-              {"local_us", local_us},
-              {"steps", steps},
-              {"messages", messages},
-              {"bytes", bytes},
-              {"remote_bytes", remote_bytes},
-              {"device_bytes", device_bytes},
-              {"closed_form_us", closed_form_us},
-              {"closed_form_bytes", closed_form_bytes},
-              {"failure", failure},
-              {"wall_s", wall_s}}
-      .dump();
+  return json_line(json{{"strategy", strategy_name(strategy)},
+                        {"tokens", tokens},
+                        {"us", us},
+                        {"local_us", local_us},
+                        {"steps", steps},
+                        {"messages", messages},
+                        {"bytes", bytes},
+                        {"remote_bytes", remote_bytes},
+                        {"device_bytes", device_bytes},
+                        {"closed_form_us", closed_form_us},
+                        {"closed_form_bytes", closed_form_bytes},
+                        {"failure", failure},
+                        {"wall_s", wall_s}});
 }
 
 SimulationLine SimulationLine::from_json(const std::string& text) {

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "command.h"
 #include "device_option.h"
+#include "json_line.h"
 #include "kernels/case_list.h"
 #include "notes.h"
 #include "options.h"
@@ -62,10 +63,10 @@ void print_json(const std::vector<VerifyRows>& all) {
       head["backend"] = rows.backend;
       head["isa"] = rows.isa;
       head["dtype"] = dtype_name(dtype);
-      fmt::print("{}\n", counts(row, std::move(head)).dump());
+      fmt::print("{}\n", json_line(counts(row, std::move(head))));
     }
   }
-  fmt::print("{}\n", counts(total_of(all)).dump());
+  fmt::print("{}\n", json_line(counts(total_of(all))));
 }
 
 void print_table(const std::vector<VerifyRows>& all) {

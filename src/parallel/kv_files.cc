@@ -218,7 +218,7 @@ void leaf_by_leaf(Communicator& communicator, const plan::Shares& shares, const 
 std::unique_ptr<KvStore> load_as(const Manifest& manifest, const std::shared_ptr<Communicator>& communicator,
                                  const fs::path& directory, std::span<const double> weights, int gpu) {
   plan::Shares shares = make_shares(*communicator, manifest.config, weights);
-  require_same(*communicator, base::crc32c(std::as_bytes(std::span(shares.rank_of_leaf()))), "weights");
+  require_same(*communicator, digest(shares), "weights");
   const std::vector<int> leaves = shares.leaves_of(communicator->rank());
   throw_if_any_failed(*communicator, failure_of([&] { check_branch_sizes(manifest, directory, leaves); }));
   std::unique_ptr<KvStore> store;
@@ -267,8 +267,7 @@ void save(const KvStore& store, const fs::path& directory, const DirectoryTurn* 
   Communicator& communicator = *store.communicator();
   const bool first = communicator.rank() == 0;
   Manifest manifest = describe(store);
-  require_same(communicator, base::crc32c(std::as_bytes(std::span(store.shares().rank_of_leaf())), digest(manifest)),
-               "sequences or weights");
+  require_same(communicator, digest(store.shares(), digest(manifest)), "sequences or weights");
 
   std::optional<DirectoryTurn> own_turn;
   if (turn == nullptr) own_turn.emplace(communicator, directory);

@@ -103,6 +103,9 @@ Manifest describe(const KvStore& store) {
 }
 
 std::uint32_t digest(const Manifest& manifest) { return last_checksum(encode(manifest)); }
+std::uint32_t digest(const plan::Shares& shares, std::uint32_t before) {
+  return base::crc32c(std::as_bytes(std::span(shares.rank_of_leaf())), before);
+}
 
 std::uint32_t last_checksum(std::span<const std::byte> encoded) {
   std::uint32_t checksum = 0;

@@ -54,6 +54,8 @@ Manifest describe(const KvStore& store);
 
 // Differs where manifests differ. (Not the checksum of encode(): with its own checksum at the end, that is a constant.)
 std::uint32_t digest(const Manifest& manifest);
+// Of who carries which branch, behind what gave `before`.
+std::uint32_t digest(const plan::Shares& shares, std::uint32_t before = 0);
 
 std::vector<std::byte> encode(const Manifest& manifest);
 std::vector<std::byte> encode(const BranchHeader& header);

@@ -13,7 +13,6 @@
 
 #include "base/buffer.h"
 #include "base/check.h"
-#include "base/checksum.h"
 #include "parallel/agree.h"
 #include "parallel/kv_format.h"
 #include "parallel/kv_store.h"
@@ -205,8 +204,7 @@ void receive_leaf(Communicator& communicator, KvStore& store, int leaf, int from
 }  // namespace
 
 std::vector<TokenRange> KvStore::redistribute(Communicator& communicator, plan::Shares shares, bool all_must_be_there) {
-  require_same(communicator, base::crc32c(std::as_bytes(std::span(shares.rank_of_leaf())), digest(describe(*this))),
-               "sequences or weights");
+  require_same(communicator, digest(shares, digest(describe(*this))), "sequences or weights");
   const std::vector<int> holders = find_holders(communicator, *this, shares);
   const auto lost = std::ranges::count(holders, kNobody);
   if (all_must_be_there && lost > 0) {

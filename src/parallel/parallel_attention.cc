@@ -125,7 +125,7 @@ struct ParallelAttention::Impl {
     parallel::require_same(*communicator, digest_of(how), "ParallelOptions");
     parallel::require_same(*communicator, digest_of(communicator->node_of_rank()), "nodes (TREEATTN_NODES)");
     parallel::require_same(*communicator, parallel::digest(parallel::describe(store)), "sequences or types");
-    parallel::require_same(*communicator, digest_of(store.shares().rank_of_leaf()), "weights");
+    parallel::require_same(*communicator, parallel::digest(store.shares()), "weights");
     check_same_kernels(store);
     same_options = true;
     store.found_same_on_ranks();
