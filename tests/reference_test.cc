@@ -260,6 +260,22 @@ TEST(ReferenceTest, OverflowOfFloat32IsNotJudged) {
   EXPECT_EQ(Tiny({-3e38f, 1.0f}, {kNanF, 1.0f}).run().out_bound[0], kInf);
 }
 
+TEST(ReferenceTest, ARowThatLosesItsOnlyKeyIsJudgedUnlessThatKeyMayOverflow) {
+  Tiny tiny({1.0f}, {1.0f});
+  tiny.q[0] = -kInfF;
+  tiny.q[1] = 3e4f;
+  const auto run = [&](float other) {
+    tiny.k[1] = other;
+    const ReferenceResult result = tiny.run();
+    EXPECT_EQ(result.out[0], 0.0);  // -inf and something finite: the key is hidden
+    EXPECT_EQ(result.lse[0], -kInf);
+    EXPECT_EQ(result.out_bound[0], result.lse_bound[0]);
+    return result.out_bound[0];
+  };
+  EXPECT_EQ(run(1.0f), 0.0);
+  EXPECT_EQ(run(3e38f), kInf);  // in float32 that product is +inf, and the sum NaN
+}
+
 // A logit of 1e12 may be off by more than exp() has room for.
 TEST(ReferenceTest, TheBoundOfLseGrowsWithTheLogits) {
   const ReferenceResult result = Tiny({1e12f, 0.0f}, {1.0f, 2.0f}).run();

@@ -201,7 +201,8 @@ class RowReference {
     *row.lse = -kInfinity;
     *row.lse_bound = 0.0;
     collect(row, k);
-    if (!sign_known_) {
+    // Where no key is left, that too may be the doing of a logit which float32 cannot have.
+    if (!sign_known_ || (terms_.empty() && !comparable_)) {
       std::fill(row.out_bound, row.out_bound + dims, kInfinity);
       *row.lse_bound = kInfinity;
       return;
