@@ -211,8 +211,12 @@ TEST(Auto, ChoosesWithTheSameBitsAndSaysWhy) {
         KvCache cache(world, prepared->config());
         const auto ids = prepared->fill(cache);
         ParallelAttention attention(world);
+        const std::uint64_t before = world->traffic().bytes;
         const Output got = prepared->decode(attention, cache, ids, pool);
         if (!got.same_bits_as(prepared->single)) failures.push_back(prepared->data.shape().name + ": other bits");
+        // What is sent to compare the ranks is a few bytes; to measure their links it is megabytes, and not counted.
+        const std::uint64_t sent = world->traffic().bytes - before;
+        if (sent > attention.report().traffic.bytes + 4096) failures.push_back("measuring counts as traffic");
         if (ranks > 1 && attention.why().find("chosen") == std::string::npos) failures.push_back("no reason given");
       }
       return failures;

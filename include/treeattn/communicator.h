@@ -124,9 +124,9 @@ class Communicator {
   // The lost ranks of this group; none until LostRanks has been thrown.
   const std::vector<int>& lost() const;
 
-  // What this rank has sent through this communicator, since it was made or reset.
+  // What this rank has sent through this communicator, since it was made or reset, added to what it was reset to.
   const Traffic& traffic() const;
-  void reset_traffic();
+  void reset_traffic(const Traffic& to = {});
 
  private:
   struct Impl;

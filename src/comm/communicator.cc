@@ -223,7 +223,7 @@ std::string_view Communicator::transport() const { return impl_->transport().nam
 Seconds Communicator::deadline() const { return impl_->deadline; }
 void Communicator::set_deadline(Seconds deadline) { impl_->deadline = checked(deadline); }
 const Traffic& Communicator::traffic() const { return impl_->traffic; }
-void Communicator::reset_traffic() { impl_->traffic = {}; }
+void Communicator::reset_traffic(const Traffic& to) { impl_->traffic = to; }
 void Communicator::count_step() { impl_->traffic.steps += 1; }
 
 const std::vector<int>& Communicator::lost() const {

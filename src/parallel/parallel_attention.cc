@@ -96,6 +96,7 @@ struct ParallelAttention::Impl {
   Strategy strategy_for(const DecodeCall& call, ThreadPool& pool) {
     if (options.strategy != Strategy::kAuto) return options.strategy;
     if (communicator->size() == 1) return Strategy::kMerge;
+    const Traffic before = communicator->traffic();
     if (!network) network = parallel::measure_links(*communicator);
     if (!shares || *shares != call.store.shares()) {
       shares = call.store.shares();
@@ -112,6 +113,7 @@ struct ParallelAttention::Impl {
       const ReduceContext context{*communicator, *shares, pool, options.canonical};
       found = choices.emplace(key, parallel::choose_strategy(context, *network, size)).first;
     }
+    communicator->reset_traffic(before);  // megabytes to find out, once: no part of what a decode sends
     why = found->second.why;
     return found->second.strategy;
   }
@@ -202,6 +204,7 @@ struct ParallelAttention::Impl {
 ParallelAttention::ParallelAttention(std::shared_ptr<Communicator> communicator, ParallelOptions options)
     : impl_(std::make_unique<Impl>()) {
   require(communicator != nullptr, "communicator = null; accepted: a communicator");
+  strategy_name(options.strategy);  // throws for one that does not exist
   impl_->communicator = std::move(communicator);
   impl_->options = options;
 }
