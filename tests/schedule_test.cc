@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "thinning.h"
 #include "treeattn/error.h"
 
 namespace treeattn::plan {
@@ -30,7 +31,8 @@ const std::vector<int>& rank_counts() {
   static const std::vector<int> counts = [] {
     std::vector<int> all(40);
     std::iota(all.begin(), all.end(), 1);
-    for (const int more : {64, 100, 128, kMostRanks}) all.push_back(more);
+    for (const int more : {64, 100, 128}) all.push_back(more);
+    if (thinning() == 1) all.push_back(kMostRanks);  // as long as all others together
     return all;
   }();
   return counts;
