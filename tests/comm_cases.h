@@ -281,6 +281,7 @@ inline void check_refusals(Communicator& world) {
   expect(throws<InvalidArgument>([&] { world.receive(-1, data); }), "receive from rank -1");
   expect(throws<InvalidArgument>([&] { world.broadcast(data, world.size()); }), "a root that is not there");
   expect(throws<InvalidArgument>([&] { world.allreduce(data, 3, chain); }), "elements that do not fit");
+  expect(throws<InvalidArgument>([&] { world.allreduce(data, 1, {}); }), "an allreduce by no function");
   expect(throws<InvalidArgument>([&] { world.allgather(data, data.size() == 0 ? data : std::span(data).first(3)); }),
          "too little room to gather");
   expect(throws<InvalidArgument>([&] { world.set_deadline(Seconds(0)); }), "a deadline of 0");

@@ -265,6 +265,10 @@ TEST(KvStore, RefusesByName) {
     change(config);
     return what_of([&] { KvCache(self_communicator(), config); });
   };
+  EXPECT_EQ(what_of([&] { KvCache(self_communicator(), small_config(), {}, -2); }),
+            "gpu = -2; accepted: KvCache::kHost or the index of a GPU");
+  ThreadPool pool(1);
+  EXPECT_THROW(bandwidth_weights(*self_communicator(), -2, pool), InvalidArgument);
   EXPECT_EQ(broken([](auto& c) { c.kv_heads = 0; }), "kv_heads = 0; accepted: 1 to 1048576");
   EXPECT_EQ(broken([](auto& c) { c.k_dim = 20; }), "k_dim = 20; accepted: 16 to 256 in steps of 8");
   EXPECT_EQ(broken([](auto& c) { c.v_dim = 264; }), "v_dim = 264; accepted: 16 to 256 in steps of 8");

@@ -138,7 +138,9 @@ def check_refusals(model, scratch):
     refused("cannot open", *here, "--file", scratch / "nothing")
     # \udcff is how Python hands the byte 0xff over.
     refused("--stop: byte 1 of 2", *here, "x", "--stop", "a\udcff")
+    refused("byte 0 of 1 is not UTF-8", *here, "--stop", "a", "\udcff")  # the prompt, not another string to stop at
     refused("without --json", *here, "x", "--logprobs", "2")
+    refused("llama-3.2-1b has no tokenizer", "demo", "--random-weights", "llama-3.2-1b")
     refused("/dev/null/here", *here, "x", "--save", "/dev/null/here")  # before any text: stdout is empty
     refused("--logprobs", "chat", "--model", model, "--logprobs", "2")
     refused("--system: byte 0 of 1", "chat", "--model", model, "--system", "\udcff")

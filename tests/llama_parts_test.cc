@@ -155,6 +155,13 @@ TEST(PublicLlama, GeneratesSavesAndGoesOn) {
   EXPECT_FALSE(model->has_tokenizer());
   EXPECT_THROW(model->encode("text"), Unavailable);
   EXPECT_THROW(LlamaModel::random("llama-7", 1), InvalidArgument);
+  LlamaLoadOptions no_threads;
+  no_threads.threads = -1;
+  EXPECT_THROW(LlamaModel::random("llama-3.2-1b", 1, no_threads), InvalidArgument);
+  EXPECT_THROW(stop_reason_name(static_cast<StopReason>(5)), InvalidArgument);
+  ThreadPool one(1);
+  EXPECT_THROW(LlamaSession(nullptr, self_communicator(), one), InvalidArgument);
+  EXPECT_THROW(LlamaSession::load("/nowhere", nullptr, self_communicator(), one), InvalidArgument);
   const std::vector<std::int32_t> prompt = testing_model::random_tokens(100, 37, 3);
   GenerateOptions options;
   options.max_tokens = 20;

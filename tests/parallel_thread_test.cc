@@ -67,6 +67,10 @@ TEST_P(RankCount, BytesSentAreThoseOfTheFormulas) {
   }
 }
 
+TEST(Prefill, RefusesAStrategyThatDoesNotExist) {
+  EXPECT_THROW(ParallelAttention(self_communicator(), {.strategy = static_cast<Strategy>(99)}), InvalidArgument);
+}
+
 TEST(Prefill, OfOneRankIsWithinItsBound) {
   for (const kernels::Case& shape : testing_parallel::prefill_cases()) {
     EXPECT_LE(testing_parallel::PreparedPrefill(shape).error(), 1) << shape.name;

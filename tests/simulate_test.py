@@ -184,7 +184,8 @@ def check_cluster_files(folder):
 def check_usage():
     for bad in [["--cluster", "nowhere"], ["--ranks", "0"], ["--ranks", "x"], ["--ranks-per-node", "9"],
                 ["--strategy", "star"], ["--strategy", "auto"], ["--strategy", "ring,ring"], ["--branches", "100"],
-                ["--overhead-us", "-1"], ["--slow-rank", "3"], ["--slow-rank", "3:x"],
+                ["--overhead-us", "-1"], ["--slow-rank", "3"], ["--slow-rank", "3:x"], ["--slow-rank", "3:0"],
+                ["--slow-rank", "3:2,3:4"],
                 ["--ranks", "8", "--slow-rank", "8:2"], ["--json", "--csv"],
                 ["--print-cluster", "nowhere"], ["--print-cluster", "dgx-h100", "--json"],
                 ["--heads", "5", "--kv-heads", "2"],

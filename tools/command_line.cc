@@ -66,6 +66,11 @@ Option* Option::excludes(const Option* other) {
   return this;
 }
 
+Option* Option::one_at_a_time() {
+  option_->allow_extra_args(false);
+  return this;
+}
+
 struct CommandLine::Grammar {
   std::unique_ptr<CLI::App> owned;  // of the first command; CLI11 owns the others
   CLI::App* app = nullptr;

@@ -23,6 +23,7 @@ class Option {
   Option* group(const std::string& heading);     // where --help lists it; empty: nowhere
   Option* description(const std::string& what);  // instead of the one it was made with
   Option* excludes(const Option* other);         // not both
+  Option* one_at_a_time();                       // of many values each has the option's name before it
 
  private:
   CLI::Option* option_;

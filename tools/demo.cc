@@ -116,8 +116,8 @@ int run(DemoCommand options) {
   }
   if (options.model.ranks.empty() && !launched_by_mpi()) options.model.ranks = "4";
   const ModelPlan plan = make_model_plan(options.model);
-  base::require(plan.model.tokenizer != nullptr, "{} has no tokenizer.json; accepted: a model with one",
-                options.model.model);
+  base::require(plan.model.tokenizer != nullptr, "{} has no tokenizer; accepted: a model with one",
+                options.model.model.empty() ? options.model.random_weights : options.model.model);
   const std::int64_t tokens = parse_count("--tokens", options.tokens, 1, std::int64_t{1} << 40);
   const int depth = static_cast<int>(parse_count("--depth", options.depth, 0, 100));
   const auto seed = static_cast<std::uint64_t>(parse_count("--seed", options.seed, 0, std::int64_t{1} << 62));

@@ -119,6 +119,7 @@ void SamplingOptions::add_to(CommandLine& app, const char* default_max_tokens) {
   text("--repetition-penalty", repetition_penalty, "Makes what was said before less likely (default 1)", "X");
   text("--seed", seed, "Of the draws (default 0)", "N");
   app.add_option("--stop", stop, "End the text before this string; may be given several times")
+      ->one_at_a_time()  // what comes after it may be the prompt
       ->type_name("TEXT")
       ->group("Text");
   app.add_flag("--ignore-eos", ignore_eos, "Go on when the model says that it has finished")->group("Text");

@@ -240,8 +240,8 @@ class Report {
   std::string placement() const {
     const ReductionOrder order = plan::order_for(request_.capacity, devices_);
     return fmt::format(
-        "chunks of {} tokens in turn over {} branches, {:.4g} branches a device; {}", order.chunk_tokens,
-        order.branches, static_cast<double>(order.branches) / devices_,
+        "chunks of {} tokens in turn over {} branches, {:.4g} {} a device; {}", order.chunk_tokens, order.branches,
+        static_cast<double>(order.branches) / devices_, order.branches == devices_ ? "branch" : "branches",
         request_.capacity.split_weights ? "weights split over the devices of a node" : "all weights on every device");
   }
 

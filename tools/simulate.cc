@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,11 +60,13 @@ double parse_overhead(const std::string& text) {
 // "3:2.5,7:2" as lines of a cluster file, which checks the factors.
 std::string slow_rank_lines(const std::string& text, int ranks) {
   std::string out;
+  std::set<std::int64_t> seen;
   for (const std::string& item : text.empty() ? std::vector<std::string>() : split_list(text)) {
     const std::size_t colon = item.find(':');
     base::require(colon != std::string::npos,
                   "--slow-rank is \"{}\"; accepted: RANK:FACTOR, or several with commas between them", text);
     const std::int64_t rank = parse_count("--slow-rank", item.substr(0, colon), 0, ranks - 1);
+    base::require(seen.insert(rank).second, "--slow-rank has rank {} twice; accepted: one factor for a rank", rank);
     out += fmt::format("slow_device = {} {}\n", rank, item.substr(colon + 1));
   }
   return out;

@@ -149,7 +149,8 @@ struct LlamaOptions {
   bool gather_kv = false;    // prefill: collect K and V of a layer first instead of passing them round
 };
 
-// A text that grows, on one rank of a group that makes the same calls.
+// A text that grows, on one rank of a group that makes the same calls. One that was moved from may be destroyed,
+// nothing else.
 class LlamaSession {
  public:
   LlamaSession(std::shared_ptr<const LlamaModel> model, std::shared_ptr<Communicator> communicator, ThreadPool& pool,

@@ -23,8 +23,8 @@ void identity_states(std::span<float> states, std::int64_t v_dim);
 void merge_states(std::span<float> lower, std::span<const float> higher, std::int64_t v_dim);
 
 // out [rows, v_dim] = o / l and, unless empty, lse [rows] = ln(2) * m_log2 + ln(l). The identity gives (0, -inf).
-// sinks, unless empty, holds `heads` logits (natural units); row r gets sinks[r % heads]. `out` and `lse` may not
-// overlap each other or states.
+// sinks, unless empty, holds `heads` logits (natural units); row r gets sinks[r % heads]; a NaN shows. `out` and
+// `lse` may not overlap each other or states.
 void finalize_states(std::span<const float> states, std::int64_t v_dim, std::span<const float> sinks,
                      std::span<float> out, std::span<float> lse);
 

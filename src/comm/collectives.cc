@@ -43,6 +43,7 @@ void Communicator::allreduce(std::span<std::byte> data, std::size_t element_byte
   base::require(element_bytes > 0 && data.size() % element_bytes == 0,
                 "allreduce of {} bytes in elements of {}; accepted: a whole number of elements", data.size(),
                 element_bytes);
+  base::require(reduce != nullptr, "reduce is empty; accepted: a function");
   const Call call = impl_->begin("allreduce", deadline);
   if (size() == 1) return;
   const std::size_t stride = padded(data.size());

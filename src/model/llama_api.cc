@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The public face: treeattn/llama.h.
+#include <iterator>
 #include <optional>
 #include <utility>
 
+#include "base/check.h"
 #include "model/loaded_model.h"
 #include "model/session.h"
 #include "treeattn/error.h"
@@ -11,7 +13,9 @@ namespace treeattn {
 
 std::string_view stop_reason_name(StopReason reason) {
   constexpr std::string_view kNames[] = {"max_tokens", "stop_token", "stop_string", "context", "interrupted"};
-  return kNames[static_cast<std::size_t>(reason)];
+  const auto index = static_cast<std::size_t>(reason);
+  base::require(index < std::size(kNames), "stop reason = {}; accepted: 0 to {}", index, std::size(kNames) - 1);
+  return kNames[index];
 }
 
 LlamaModel::LlamaModel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -48,6 +52,15 @@ struct LlamaSession::Impl {
   std::optional<model::Session> session;
 };
 
+namespace {
+
+const LlamaModel::Impl& loaded_model(const LlamaModel* model) {
+  base::require(model != nullptr, "model = null; accepted: a model");
+  return model->impl();
+}
+
+}  // namespace
+
 LlamaSession::LlamaSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 LlamaSession::~LlamaSession() = default;
 LlamaSession::LlamaSession(LlamaSession&&) noexcept = default;
@@ -55,7 +68,7 @@ LlamaSession::LlamaSession(LlamaSession&&) noexcept = default;
 LlamaSession::LlamaSession(std::shared_ptr<const LlamaModel> model, std::shared_ptr<Communicator> communicator,
                            ThreadPool& pool, const LlamaOptions& options)
     : impl_(std::make_unique<Impl>()) {
-  const LlamaModel::Impl& loaded = model->impl();
+  const LlamaModel::Impl& loaded = loaded_model(model.get());
   impl_->ops = kernels::make_model_ops(loaded.ops->gpu(), pool);
   impl_->session.emplace(
       std::make_unique<model::Llama>(loaded.weights, std::move(communicator), *impl_->ops, pool, options),
@@ -67,7 +80,7 @@ LlamaSession LlamaSession::load(const std::filesystem::path& directory, std::sha
                                 std::shared_ptr<Communicator> communicator, ThreadPool& pool,
                                 const LlamaOptions& options) {
   auto impl = std::make_unique<Impl>();
-  const LlamaModel::Impl& loaded = model->impl();
+  const LlamaModel::Impl& loaded = loaded_model(model.get());
   impl->ops = kernels::make_model_ops(loaded.ops->gpu(), pool);
   impl->session.emplace(model::Session::load(directory, loaded.weights, std::move(communicator), *impl->ops, pool,
                                              loaded.description.tokenizer.get(), options));

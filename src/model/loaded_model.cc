@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/check.h"
 #include "model/generation_config.h"
 #include "treeattn/error.h"
 
@@ -53,10 +54,17 @@ std::vector<std::int32_t> encode_prompt(const ModelDescription& model, std::stri
 
 namespace treeattn {
 
+namespace {
+
+int loading_threads(const LlamaLoadOptions& options) {
+  base::require(options.threads >= 0, "threads = {}; accepted: 1 or more, or 0 for one per core", options.threads);
+  return options.threads == 0 ? ThreadPool::available_cores() : options.threads;
+}
+
+}  // namespace
+
 LlamaModel::Impl::Impl(model::ModelDescription what, const LlamaLoadOptions& options)
-    : description(std::move(what)),
-      pool(options.threads > 0 ? options.threads : ThreadPool::available_cores()),
-      ops(kernels::make_model_ops(options.gpu, pool)) {
+    : description(std::move(what)), pool(loading_threads(options)), ops(kernels::make_model_ops(options.gpu, pool)) {
   model::WeightOptions loading;
   loading.host_memory = options.gpu < 0;
   loading.format = options.weights;

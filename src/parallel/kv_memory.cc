@@ -4,8 +4,10 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.h"
 #include "base/machine.h"
 #include "base/virtual_memory.h"
+#include "treeattn/kv_cache.h"
 
 namespace treeattn::parallel {
 namespace {
@@ -77,7 +79,8 @@ class GpuMemory final : public KvMemory {
 std::shared_ptr<KvMemory> host_memory() { return std::make_shared<HostMemory>(); }
 
 std::shared_ptr<KvMemory> memory_of(int gpu) {
-  if (gpu < 0) return host_memory();
+  base::require(gpu >= KvCache::kHost, "gpu = {}; accepted: KvCache::kHost or the index of a GPU", gpu);
+  if (gpu == KvCache::kHost) return host_memory();
   return std::make_shared<GpuMemory>(gpu);
 }
 

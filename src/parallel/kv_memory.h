@@ -40,7 +40,7 @@ class KvMemory {
 };
 
 std::shared_ptr<KvMemory> host_memory();
-// gpu: its index; negative: the host's memory. Throws Unavailable where there is no such GPU.
+// gpu: its index, or KvCache::kHost: the host's memory. Throws Unavailable where there is no such GPU.
 std::shared_ptr<KvMemory> memory_of(int gpu);
 
 }  // namespace treeattn::parallel

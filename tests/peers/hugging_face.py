@@ -3,7 +3,7 @@
 """Compares what we read from model files with what Hugging Face's packages read: tokens, chats, configs, weights.
 
 Usage: hugging_face.py PROGRAM [ROUNDS]         PROGRAM: the built model_files
-       hugging_face.py --golden FILE            writes the golden file that tests/model_golden_test.cc reads
+       hugging_face.py --golden FILE            writes the golden file that tests/model_chat_test.cc reads
 
 Every round trains small tokenizers on fresh random text (unicode_corpus.py) and compares all tokens. TREEATTN_SEED
 repeats a run. Exit status: 0 all equal, 1 not, 77 the packages are not here.
