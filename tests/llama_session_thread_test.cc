@@ -201,6 +201,9 @@ TEST(Session, BadPromptsAreRefused) {
   GenerateOptions none;
   none.max_tokens = 0;
   EXPECT_THROW(rank.session.generate(std::vector<std::int32_t>{1}, none), InvalidArgument);
+  GenerateOptions unknown;
+  unknown.stop_tokens = {-1};
+  EXPECT_THROW(rank.session.generate(std::vector<std::int32_t>{1}, unknown), InvalidArgument);
   EXPECT_TRUE(rank.session.tokens().empty());
 }
 

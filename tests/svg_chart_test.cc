@@ -90,6 +90,13 @@ TEST(SvgChartTest, OddDataGivesWellFormedXml) {
   }
 }
 
+TEST(SvgChartTest, ALongTitleStaysInside) {
+  Figure some = figure(false, false, {1, 2}, {3, 4});
+  EXPECT_EQ(count(draw_chart(some), "textLength"), 0u);
+  some.title = std::string(100, 'w');
+  EXPECT_EQ(count(draw_chart(some), "textLength"), 1u);
+}
+
 TEST(SvgChartTest, SaysWhatIsDrawn) {
   const std::string all = draw_chart(figure(true, true, {1, 10, 100}, {3, 2, 1}));
   EXPECT_NE(all.find("data-figure=\"some-id\""), std::string::npos);

@@ -90,8 +90,12 @@ std::string tokens_text(const Shape& shape) {
   return out;
 }
 
-// Always in one unit: the two columns are there to be compared.
-std::string mebibytes(std::size_t bytes) { return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20)); }
+// Always in one unit, as columns are there to be compared; with two digits that count where one would be 0.0.
+std::string in_units(double amount, const char* unit) {
+  return amount >= 1 ? fmt::format("{:.1f} {}", amount, unit) : fmt::format("{:.2g} {}", amount, unit);
+}
+std::string gigabytes(double rate) { return in_units(rate, "GB/s"); }
+std::string mebibytes(std::size_t bytes) { return in_units(static_cast<double>(bytes) / (1 << 20), "MiB"); }
 
 std::vector<std::string> cells(const AttentionLine& line, const std::string& by) {
   const Shape& shape = line.shape;
@@ -102,8 +106,8 @@ std::vector<std::string> cells(const AttentionLine& line, const std::string& by)
           fmt::format("{}{}", shape.queries, shape.causal ? "c" : ""),
           by,
           format_number(line.ms),
-          memory ? fmt::format("{:.1f} GB/s", line.gb_s) : fmt::format("{:.0f} GFLOP/s", *line.gflops),
-          memory ? fmt::format("{:.1f} GB/s", line.limit_gb_s) : fmt::format("{:.0f} GFLOP/s", line.peak_gflops),
+          memory ? gigabytes(line.gb_s) : fmt::format("{:.0f} GFLOP/s", *line.gflops),
+          memory ? gigabytes(line.limit_gb_s) : fmt::format("{:.0f} GFLOP/s", line.peak_gflops),
           fmt::format("{:.1f}%", 100 * line.ratio),
           mebibytes(line.peak_bytes),
           mebibytes(line.formula_bytes)};

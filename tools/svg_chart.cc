@@ -131,6 +131,14 @@ std::string mark(Source source, double x, double y) {
   }
 }
 
+// For a title that would run over the edge: it is drawn as wide as the plot.
+std::string squeeze(std::string_view title) {
+  constexpr double kCharacter = 8.5;  // of the widest fonts in use, about
+  const auto characters = std::count_if(title.begin(), title.end(), [](char c) { return (c & 0xC0) != 0x80; });
+  if (static_cast<double>(characters) * kCharacter <= kPlotWidth) return {};
+  return fmt::format(" textLength=\"{}\" lengthAdjust=\"spacingAndGlyphs\"", kPlotWidth);
+}
+
 class Chart {
  public:
   explicit Chart(const Figure& figure)
@@ -161,7 +169,8 @@ class Chart {
 
   void draw_axes(std::string& body) const {
     const double bottom = kTop + kPlotHeight, right = kLeft + kPlotWidth;
-    body += fmt::format("<text class=\"ta-title\" x=\"{}\" y=\"20\">{}</text>\n", kLeft, escape_xml(figure_.title));
+    body += fmt::format("<text class=\"ta-title\" x=\"{}\" y=\"20\"{}>{}</text>\n", kLeft, squeeze(figure_.title),
+                        escape_xml(figure_.title));
     std::set<double> swept;
     for (const double value : all(&Series::x)) {
       if (x_.shows(value)) swept.insert(value);

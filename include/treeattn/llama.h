@@ -61,7 +61,7 @@ struct GenerateOptions {
   std::int64_t max_tokens = 256;
   SamplerOptions sampler;
   std::vector<std::string> stop;                 // the text ends before the first of them; needs a tokenizer
-  std::vector<std::int32_t> stop_tokens;         // beside the model's own
+  std::vector<std::int32_t> stop_tokens;         // beside the model's own; of its vocabulary
   bool ignore_eos = false;                       // the model's own do not end the text
   bool recover = false;                          // go on without ranks that are lost
   const std::atomic<bool>* interrupt = nullptr;  // true on any rank: all stop after the next token or piece of prompt

@@ -65,6 +65,9 @@ void Session::check(std::span<const std::int32_t> prompt, const GenerateOptions&
   for (const std::int32_t token : prompt) {
     base::require(token >= 0 && token < vocab, "token = {} in the prompt; accepted: 0 to {}", token, vocab - 1);
   }
+  for (const std::int32_t token : options.stop_tokens) {
+    base::require(token >= 0 && token < vocab, "token = {} in stop_tokens; accepted: 0 to {}", token, vocab - 1);
+  }
   const auto all = static_cast<std::int64_t>(known_.size() + prompt.size());
   base::require(all < context, "the prompt makes a text of {} tokens; accepted: fewer than the model's context, {}",
                 all, context);
