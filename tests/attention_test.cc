@@ -192,7 +192,7 @@ TEST_P(TargetTest, StatesOfTwoHalvesMergeIntoTheWhole) {
     const Problem high = make_problem(part(in, whole, cut, shape.tokens, high_lengths), options);
     std::vector<float> states = states_on(target(), low, 2);
     merge_states(states, states_on(target(), high, 2), shape.v_dim);
-    const ReferenceResult& want = oracle(shape.name + " of seed 2", whole, error_model(target(), whole));
+    const ReferenceResult want = oracle(shape.name + " of seed 2", whole, error_model(target(), whole));
     const Worst worst = compare(finalized(states, whole), want);
     EXPECT_LE(worst.error, 1.0) << shape.name << " cut at " << cut << ": " << worst.where;
   }

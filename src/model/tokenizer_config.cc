@@ -27,7 +27,7 @@ std::optional<std::string> read_chat_template(const JsonNode& json) {
   if (!found->value().is_array()) return found->text();
   std::optional<std::string> chosen;
   for (const JsonNode& one : found->elements(kMostTemplates)) {
-    const std::string& text = one.at("template").text();
+    const std::string text = one.at("template").text();
     if (one.at("name").text() == "default") chosen = text;
   }
   return chosen;
