@@ -67,10 +67,6 @@ TEST_P(RankCount, BytesSentAreThoseOfTheFormulas) {
   }
 }
 
-TEST(Prefill, RefusesAStrategyThatDoesNotExist) {
-  EXPECT_THROW(ParallelAttention(self_communicator(), {.strategy = static_cast<Strategy>(99)}), InvalidArgument);
-}
-
 TEST(Prefill, OfOneRankIsWithinItsBound) {
   for (const kernels::Case& shape : testing_parallel::prefill_cases()) {
     EXPECT_LE(testing_parallel::PreparedPrefill(shape).error(), 1) << shape.name;
@@ -287,6 +283,10 @@ TEST(BadCalls, AreRefusedOnEveryRankAndLeaveNothingBehind) {
     if (!prepared.decode(attention, cache, ids, pool).same_bits_as(prepared.single)) failures.push_back("other bits");
     return failures;
   });
+}
+
+TEST(BadCalls, AStrategyThatDoesNotExistIsRefused) {
+  EXPECT_THROW(ParallelAttention(self_communicator(), {.strategy = static_cast<Strategy>(99)}), InvalidArgument);
 }
 
 // What would otherwise be another result, or no result, on a rank that was started in another way.

@@ -62,12 +62,13 @@ void Session::check(std::span<const std::int32_t> prompt, const GenerateOptions&
   const std::size_t cached = llama_->transcript(sequence_).tokens().size();
   base::require(!prompt.empty() || known_.size() > cached, "the prompt is empty; accepted: one token or more");
   const std::int64_t vocab = llama_->config().vocab, context = llama_->config().context;
-  for (const std::int32_t token : prompt) {
-    base::require(token >= 0 && token < vocab, "token = {} in the prompt; accepted: 0 to {}", token, vocab - 1);
-  }
-  for (const std::int32_t token : options.stop_tokens) {
-    base::require(token >= 0 && token < vocab, "token = {} in stop_tokens; accepted: 0 to {}", token, vocab - 1);
-  }
+  const auto check_tokens = [&](std::span<const std::int32_t> tokens, const char* where) {
+    for (const std::int32_t token : tokens) {
+      base::require(token >= 0 && token < vocab, "token = {} in {}; accepted: 0 to {}", token, where, vocab - 1);
+    }
+  };
+  check_tokens(prompt, "the prompt");
+  check_tokens(options.stop_tokens, "stop_tokens");
   const auto all = static_cast<std::int64_t>(known_.size() + prompt.size());
   base::require(all < context, "the prompt makes a text of {} tokens; accepted: fewer than the model's context, {}",
                 all, context);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/check.h"
 #include "base/read_bandwidth.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "parallel/agree.h"
+#include "parallel/kv_memory.h"
 #include "treeattn/kv_cache.h"
 
 namespace treeattn {
@@ -19,7 +19,7 @@ double measured(int gpu, ThreadPool& pool) {
 }  // namespace
 
 std::vector<double> bandwidth_weights(Communicator& communicator, int gpu, ThreadPool& pool) {
-  base::require(gpu >= KvCache::kHost, "gpu = {}; accepted: KvCache::kHost or the index of a GPU", gpu);
+  parallel::check_gpu(gpu);
   communicator.barrier();  // all at once, as they will decode
   return parallel::gathered(communicator, measured(gpu, pool));
 }

@@ -78,8 +78,12 @@ class GpuMemory final : public KvMemory {
 
 std::shared_ptr<KvMemory> host_memory() { return std::make_shared<HostMemory>(); }
 
-std::shared_ptr<KvMemory> memory_of(int gpu) {
+void check_gpu(int gpu) {
   base::require(gpu >= KvCache::kHost, "gpu = {}; accepted: KvCache::kHost or the index of a GPU", gpu);
+}
+
+std::shared_ptr<KvMemory> memory_of(int gpu) {
+  check_gpu(gpu);
   if (gpu == KvCache::kHost) return host_memory();
   return std::make_shared<GpuMemory>(gpu);
 }

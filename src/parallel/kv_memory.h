@@ -40,6 +40,8 @@ class KvMemory {
 };
 
 std::shared_ptr<KvMemory> host_memory();
+// Throws InvalidArgument for what is neither the index of a GPU nor KvCache::kHost. Whether it is there is not asked.
+void check_gpu(int gpu);
 // gpu: its index, or KvCache::kHost: the host's memory. Throws Unavailable where there is no such GPU.
 std::shared_ptr<KvMemory> memory_of(int gpu);
 
