@@ -108,6 +108,10 @@ TEST(ClusterTest, ErrorsNameTheLineAndTheValue) {
             std::string::npos);
   EXPECT_NE(refused(small + "slow_remote = -1 2\n"), "");
   EXPECT_NE(refused(small + "slow_remote = 1 0\n"), "");
+  EXPECT_EQ(refused(small + "slow_device = 3 2\nslow_device = 3 4\n"),
+            "x.cluster:11: slow_device = 3 4: rank 3 is given twice; accepted: one factor for a rank");
+  EXPECT_NE(refused(small + "slow_remote = 1 2\nslow_remote = 1 2\n").find("node 1 is given twice"), std::string::npos);
+  EXPECT_EQ(refused(small + "slow_device = 3 2\nslow_local = 3 2\nslow_device = 2 2\n"), "");
   EXPECT_EQ(refused(small + "adapters_per_node = 1.5\n"),
             "x.cluster:10: adapters_per_node = 1.5; accepted: a whole number, 1 to 4096");
   EXPECT_EQ(refused(""), "x.cluster: name is missing");

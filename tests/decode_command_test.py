@@ -41,6 +41,18 @@ def lines_of(command, name):
     return lines
 
 
+def check_limit(decode):
+    """The machine has the memory, this process may not take it."""
+    limited = [sys.executable, "-c", "import os, resource, sys\n"
+               "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+               "os.execv(sys.argv[1], sys.argv[1:])"]
+    if run(limited + [decode[0], "--version"]).returncode != 0:
+        return  # the libraries alone take more
+    done = run(limited + decode + ["--tokens", "256k", "--ranks", "1", "--threads", "1", "--strategy", "merge"])
+    expect(done.returncode == 3 and "memory ran out" in done.stderr and "1048576 KiB" in done.stderr,
+           f"1 GiB of addresses: exit code {done.returncode}, {done.stderr}")
+
+
 def main():
     treeattn, mpiexec = sys.argv[1], sys.argv[2:]
     decode = [treeattn, "bench", "decode"]
@@ -78,6 +90,11 @@ def main():
     table = run(decode + shape + ["--quick", "--ranks", "2", "--why"])
     for word in ["ring / merge", "merge / one_rank", "auto / best", "<- chosen"]:
         expect(word in table.stdout, f"the table has no \"{word}\"")
+    # A volume is said of what was measured.
+    for chosen, there, absent in [("merge", "tree 2(p-1)/p", "ring"), ("ring", "ring 2btd(p-1)", "tree")]:
+        table = run(decode + shape + ["--quick", "--ranks", "2", "--repeat", "1", "--strategy", chosen]).stdout
+        said = [line for line in table.splitlines() if "volume" in line]
+        expect(len(said) == 1 and there in said[0] and absent not in said[0], f"{chosen} alone: {said}")
     for bad in [["--strategy", "star"], ["--strategy", "merge,merge"], ["--ranks", "0"], ["--tokens", "x"],
                 ["--chunk", "100"], ["--branches", "3"], ["--placement", "here"], ["--deadline", "-1"],
                 ["--layout", "heads_first"]]:
@@ -86,6 +103,8 @@ def main():
                f"{bad}: exit code {done.returncode}, {done.stderr}")
     done = run(decode + ["--tokens", "1000000m", "--ranks", "2"])
     expect(done.returncode == 3 and "skipped" in done.stderr, f"no memory: exit code {done.returncode}, {done.stderr}")
+
+    check_limit(decode)
 
     for failure in failures:
         print("FAILED:", failure)

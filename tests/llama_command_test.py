@@ -116,6 +116,8 @@ def check_prompts(model, scratch, prompt):
     half = generated(model, prompt, "-n", 4, "--save", scratch / "session", "--ranks", 3)
     rest = generated(model, "-n", 4, "--load", scratch / "session", "--ranks", 2)
     assert half["tokens"] + rest["tokens"] == want["tokens"], (half, rest, want)
+    assert rest["prompt_tokens"] == 0, rest
+    assert generated(model, "more", "-n", 1, "--load", scratch / "session")["prompt_tokens"] == len("more")
     # What is asked of memory counts what was said before.
     refused(f"{want['prompt_tokens'] + 4 + 5} tokens on 1 rank", "generate", "--random-weights", "llama-3.1-405b",
             "-n", 5, "--load", scratch / "session", code=3)

@@ -45,6 +45,9 @@ TEST(Weights, StayWhereTheCheckpointHasThem) {
   options.format = WeightFormat::kBFloat16;  // what they are already
   const Weights same(config, checkpoint, *ops, pool, options);
   EXPECT_EQ(same.layers()[2].up.data, weights.layers()[2].up.data);
+  EXPECT_TRUE(stays_as_stored(options.format, DType::kBFloat16));
+  EXPECT_FALSE(stays_as_stored(options.format, DType::kFloat32));
+  EXPECT_FALSE(stays_as_stored(WeightFormat::kInt8, DType::kBFloat16));
 
   // A backend of its own memory gets copies with the same content.
   options.host_memory = false;
@@ -158,6 +161,14 @@ TEST(PublicLlama, GeneratesSavesAndGoesOn) {
   LlamaLoadOptions no_threads;
   no_threads.threads = -1;
   EXPECT_THROW(LlamaModel::random("llama-3.2-1b", 1, no_threads), InvalidArgument);
+  LlamaLoadOptions no_format;
+  no_format.weights = static_cast<WeightFormat>(9);
+  try {
+    LlamaModel::random("llama-3.2-1b", 1, no_format);
+    ADD_FAILURE() << "weights in no format";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(), "weights = 9; accepted: stored, bf16, int8");
+  }
   EXPECT_THROW(stop_reason_name(static_cast<StopReason>(5)), InvalidArgument);
   ThreadPool one(1);
   EXPECT_THROW(LlamaSession(nullptr, self_communicator(), one), InvalidArgument);

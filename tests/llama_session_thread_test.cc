@@ -93,6 +93,7 @@ TEST(Session, GoesOnWhereItWasLeft) {
     const auto ops = kernels::cpu_model_ops(pool);
     Session session = Session::load(directory.path(), model.weights, world, *ops, pool, nullptr);
     const auto rest = session.generate({}, tokens_of(30));
+    EXPECT_EQ(rest.stats.prompt_tokens, 0);
     std::vector<std::int32_t> all = first;
     all.insert(all.end(), rest.tokens.begin(), rest.tokens.end());
     EXPECT_EQ(all, want);

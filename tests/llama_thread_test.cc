@@ -347,8 +347,15 @@ TEST(Llama, BadCallsAreRefusedBeforeAnyWork) {
   EXPECT_THROW(llama.prefill(id + 1, fine, logits), InvalidArgument);
   EXPECT_THROW(llama.prefill(id, fine, std::span(logits).first(300)), InvalidArgument);
   EXPECT_THROW(llama.decode({&id, 1}, beyond, logits), InvalidArgument);
+  EXPECT_THROW(llama.decode({&id, 1}, {}), InvalidArgument);
+  EXPECT_THROW(llama.decode({}, {}), InvalidArgument);
   EXPECT_THROW(llama.decode({&id, 1}, fine, std::span(logits).first(300)), InvalidArgument);
   EXPECT_EQ(llama.transcript(id).length(), 0);
+  try {
+    llama.prefill(id, beyond, logits);
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(), "token = 301 in the prompt; accepted: 0 to 300");
+  }
 }
 
 }  // namespace

@@ -108,6 +108,13 @@ def check_errors():
     error = expect_error(["--model", "llama-3.1-70b"], "does not fit", "weights", "--split-weights", "--cluster mi300x")
     expect("--kv-type" not in error, f"70B does not fit by another type of K and V: {error}")
     plan("--model", "llama-3.1-70b", "--split-weights")
+    # On any number of devices: a shorter context, if that is what is too long.
+    expect("--context" not in error, f"70B does not fit with any context: {error}")
+    for few in [["--model", "llama-3.1-8b"], ["--model", "llama-3.1-70b", "--split-weights"]]:
+        error = expect_error([*few, "--context", "1000000M"], "does not fit", "what would work: --context ")
+        context = int(re.search(r"--context (\d+)", error)[1])
+        plan(*few, "--context", str(context))
+        expect_error([*few, "--context", str(context + 1)], f"--context {context}")
     expect_error(["--model", "llama-7"], "llama-7", "llama-3.1-8b", "config.json")
     expect_error(["--context", "12x"], "--context", "12x", "accepted")
     expect_error(["--context", "0"], "--context", "accepted")

@@ -2,6 +2,7 @@
 // treeattn bench decode: one decoding step over a cache that is spread over ranks, by Tree Attention's strategies and
 // by Ring Attention, side by side. The ranks are the processes of an MPI launcher, or else threads.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -243,15 +244,17 @@ class Report {
     for (const DecodeLine& line : result_.lines) table.add(cells(line, std::string(strategy_name(line.strategy))));
     if (one_rank_) table.add(cells(*one_rank_, "one_rank"));
     table.print();
-    const auto volume = [&](bool ring) {
+    std::vector<std::string> volumes;  // of those that were measured
+    const auto add_volume = [&](bool ring, const char* formula) {
       for (const DecodeLine& line : result_.lines) {
-        if ((line.chosen == Strategy::kRing) == ring) return format_bytes(static_cast<std::size_t>(line.paper_bytes));
+        if ((line.chosen == Strategy::kRing) != ring) continue;
+        volumes.push_back(fmt::format("{} = {}", formula, format_bytes(static_cast<std::size_t>(line.paper_bytes))));
+        return;
       }
-      return std::string("-");
     };
-    fmt::print(
-        "\nThe paper's volume for one rank: tree 2(p-1)/p (bd + 2b n_h) floats = {}, ring 2btd(p-1) elements = {}\n",
-        volume(false), volume(true));
+    add_volume(false, "tree 2(p-1)/p (bd + 2b n_h) floats");
+    add_volume(true, "ring 2btd(p-1) elements");
+    fmt::print("\nThe paper's volume for one rank: {}\n", fmt::join(volumes, ", "));
   }
 
   void print_ratios() const {

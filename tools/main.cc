@@ -17,6 +17,7 @@
 
 #include "command.h"
 #include "command_line.h"
+#include "no_memory.h"
 #include "notes.h"
 #include "treeattn/communicator.h"
 #include "treeattn/error.h"
@@ -151,7 +152,7 @@ int main(int argc, char** argv) {
   } catch (const LostRanks& error) {
     return tools::fail_lost(error);
   } catch (const std::bad_alloc&) {
-    return tools::fail("not enough memory for this", tools::kUnavailable);
+    return tools::fail_no_memory();
   } catch (const std::system_error& error) {
     const bool threads = error.code() == std::errc::resource_unavailable_try_again;
     return threads ? tools::fail("this machine cannot start so many threads", tools::kUnavailable)

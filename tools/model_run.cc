@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/machine.h"
 #include "base/read_bandwidth.h"
+#include "model/weights.h"
 #include "rate_progress.h"
 #include "table.h"
 #include "treeattn/cuda.h"
@@ -83,8 +84,8 @@ int run_processes(const ModelPlan& given, std::int64_t tokens, const std::functi
     before += neighbour && r < world->rank() ? 1 : 0;
   }
   const ModelPlan plan = on_its_gpu(given, before);
-  const bool shared =
-      !plan.model.directory.empty() && plan.weights == WeightFormat::kAsStored && plan.gpu < 0;  // mapped
+  const bool mapped = model::stays_as_stored(plan.weights, plan.model.config.stored);
+  const bool shared = !plan.model.directory.empty() && mapped && plan.gpu < 0;
   check_memory(plan, tokens, world->size(), here, shared ? 1 : here);
   const int threads = threads_of_rank(plan, here);
   const bool speaks = world->rank() == 0;

@@ -93,6 +93,15 @@ bool possible(const Request& request) {
                              : plan::fewest_devices(request.capacity).has_value();
 }
 
+// On the devices that were given, or on as many as there can be: all, or whole nodes, as one that is alone on its node
+// holds all of the weights that are split.
+std::int64_t longest_context(const Request& request) {
+  const plan::CapacityRequest& capacity = request.capacity;
+  if (request.devices > 0) return plan::longest_context(capacity, request.devices);
+  const int most = capacity.most_devices, on_node = capacity.cluster.devices_per_node;
+  return std::max(plan::longest_context(capacity, most), plan::longest_context(capacity, most / on_node * on_node));
+}
+
 // One change of a request that does not fit.
 struct Change {
   std::string option;
@@ -121,10 +130,12 @@ bool works_with(Request request, const std::vector<const Change*>& applied) {
 // What would work: each tried, one change at a time, and where none does two at a time.
 std::vector<std::string> what_would_work(const Request& request, bool longest) {
   std::vector<std::string> out;
-  if (request.devices > 0 && !longest) {
-    if (const auto fewest = plan::fewest_devices(request.capacity)) out.push_back(fmt::format("--devices {}", *fewest));
-    const std::int64_t context = plan::longest_context(request.capacity, request.devices);
-    if (context > 0) out.push_back(fmt::format("--context {}", context));
+  if (!longest) {
+    const auto fewest = plan::fewest_devices(request.capacity);
+    if (fewest) out.push_back(fmt::format("--devices {}", *fewest));
+    if (const std::int64_t context = longest_context(request); context > 0) {
+      out.push_back(fmt::format("--context {}", context));
+    }
   }
   const std::vector<Change> all = changes();
   for (const Change& change : all) {

@@ -4,10 +4,12 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 #include <vector>
+
+#include "base/timing.h"
 
 namespace treeattn::bench {
 
@@ -48,7 +50,7 @@ double median_ms(int repeats, const Call& call, cudaStream_t stream = nullptr) {
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
-  std::vector<float> times;
+  std::vector<double> times;
   for (int i = 0; i < repeats + 3; ++i) {
     check(cudaEventRecord(begin, stream), "record");
     call(i);
@@ -58,8 +60,7 @@ double median_ms(int repeats, const Call& call, cudaStream_t stream = nullptr) {
     check(cudaEventElapsedTime(&ms, begin, end), "time");
     if (i >= 3) times.push_back(ms);
   }
-  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
-  return times[times.size() / 2];
+  return base::median(std::move(times));
 }
 
 }  // namespace treeattn::bench

@@ -72,7 +72,7 @@ enum class StopReason : std::uint8_t { kMaxTokens, kStopToken, kStopString, kCon
 std::string_view stop_reason_name(StopReason reason);
 
 struct GenerateStats {
-  std::int64_t prompt_tokens = 0;
+  std::int64_t prompt_tokens = 0;     // of this call; 0: the text went on
   double first_token_seconds = 0;     // the prompt and the first choice
   std::vector<double> token_seconds;  // of each one after it
   std::uint64_t bytes_sent = 0;       // by this rank

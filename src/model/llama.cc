@@ -92,10 +92,10 @@ const Transcript& Llama::transcript(SequenceId sequence) const {
   return found->second;
 }
 
-void Llama::check_tokens(std::span<const std::int32_t> tokens) const {
-  base::require(!tokens.empty(), "there are no tokens; accepted: 1 or more");
+void Llama::check_tokens(std::span<const std::int32_t> tokens, std::string_view where) const {
+  const std::int64_t vocab = config().vocab;
   for (const std::int32_t token : tokens) {
-    base::require(token >= 0 && token < config().vocab, "token = {}; accepted: 0 to {}", token, config().vocab - 1);
+    base::require(token >= 0 && token < vocab, "token = {} in {}; accepted: 0 to {}", token, where, vocab - 1);
   }
 }
 
@@ -154,7 +154,8 @@ void Llama::project(int layer, const kernels::PassRows& pass) {
 
 void Llama::prefill(SequenceId sequence, std::span<const std::int32_t> tokens, std::span<float> logits, Way way,
                     const TokenProgress& progress, const std::function<bool()>& leave) {
-  check_tokens(tokens);
+  base::require(!tokens.empty(), "the prompt is empty; accepted: one token or more");
+  check_tokens(tokens, "the prompt");
   const auto total = static_cast<std::int64_t>(tokens.size());
   check_room(sequence, total);
   base::require(logits.empty() || logits.size() == static_cast<std::size_t>(config().vocab),
@@ -254,9 +255,10 @@ void Llama::decode(std::span<const SequenceId> sequences, std::span<const std::i
 }
 
 std::span<const float> Llama::decode(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens) {
-  check_tokens(tokens);
   const std::size_t rows = sequences.size();
-  base::require(tokens.size() == rows, "{} tokens for {} sequences; accepted: one for each", tokens.size(), rows);
+  base::require(rows > 0 && tokens.size() == rows, "{} tokens for {} sequences; accepted: one for each, 1 or more",
+                tokens.size(), rows);
+  check_tokens(tokens, "the step");
   std::vector<std::int64_t> positions;
   for (const SequenceId id : sequences) {
     check_room(id, 1);

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "kernels/model_ops.h"
@@ -55,6 +56,9 @@ class Llama {
   // The tokens whose keys and values are in the cache, in every layer.
   const Transcript& transcript(SequenceId sequence) const;
 
+  // Throws InvalidArgument for a token beyond the vocabulary; `where` says where it stands.
+  void check_tokens(std::span<const std::int32_t> tokens, std::string_view where) const;
+
   // Collective. Adds tokens at the end. logits [vocab] of the last one, on every rank; empty: not wanted. Throws
   // InvalidArgument for no tokens, one beyond the vocabulary, more than the context, or others than on rank 0.
   // With kOneByOne the bits are those of decode() token by token, at its price.
@@ -89,7 +93,6 @@ class Llama {
 
   Llama(std::shared_ptr<const Weights> weights, KvCache cache, kernels::ModelOps& ops, ThreadPool& pool,
         const LlamaOptions& options);
-  void check_tokens(std::span<const std::int32_t> tokens) const;
   void check_room(SequenceId sequence, std::int64_t tokens) const;
   void reserve(std::int64_t rows);
   void forward(const kernels::PassRows& pass, const Attend& attend);

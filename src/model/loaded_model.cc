@@ -65,6 +65,7 @@ int loading_threads(const LlamaLoadOptions& options) {
 
 LlamaModel::Impl::Impl(model::ModelDescription what, const LlamaLoadOptions& options)
     : description(std::move(what)), pool(loading_threads(options)), ops(kernels::make_model_ops(options.gpu, pool)) {
+  model::check_weight_format(options.weights);
   model::WeightOptions loading;
   loading.host_memory = options.gpu < 0;
   loading.format = options.weights;

@@ -61,14 +61,9 @@ void Session::check(std::span<const std::int32_t> prompt, const GenerateOptions&
   base::require(options.max_tokens >= 1, "max_tokens = {}; accepted: 1 or more", options.max_tokens);
   const std::size_t cached = llama_->transcript(sequence_).tokens().size();
   base::require(!prompt.empty() || known_.size() > cached, "the prompt is empty; accepted: one token or more");
-  const std::int64_t vocab = llama_->config().vocab, context = llama_->config().context;
-  const auto check_tokens = [&](std::span<const std::int32_t> tokens, const char* where) {
-    for (const std::int32_t token : tokens) {
-      base::require(token >= 0 && token < vocab, "token = {} in {}; accepted: 0 to {}", token, where, vocab - 1);
-    }
-  };
-  check_tokens(prompt, "the prompt");
-  check_tokens(options.stop_tokens, "stop_tokens");
+  llama_->check_tokens(prompt, "the prompt");
+  llama_->check_tokens(options.stop_tokens, "stop_tokens");
+  const std::int64_t context = llama_->config().context;
   const auto all = static_cast<std::int64_t>(known_.size() + prompt.size());
   base::require(all < context, "the prompt makes a text of {} tokens; accepted: fewer than the model's context, {}",
                 all, context);
@@ -90,7 +85,7 @@ GenerateResult Session::generate(std::span<const std::int32_t> prompt, const Gen
   }
   call.begin = known_.size();
   GenerateStats& stats = call.result.stats;
-  stats.prompt_tokens = static_cast<std::int64_t>(call.begin) - llama_->transcript(sequence_).length();
+  stats.prompt_tokens = static_cast<std::int64_t>(prompt.size());
   const std::uint64_t sent = llama_->communicator()->traffic().bytes;
 
   for (bool more = true, in_step = true; more;) {

@@ -17,6 +17,12 @@ namespace treeattn::model {
 
 using kernels::WeightMatrix;
 
+namespace {
+
+constexpr char kAcceptedFormats[] = "stored, bf16, int8";
+
+}  // namespace
+
 std::size_t matrix_bytes(const WeightMatrix& m) {
   const auto elements = static_cast<std::size_t>(m.rows * m.cols);
   const std::size_t scales = m.scales ? elements / static_cast<std::size_t>(m.group) * sizeof(float) : 0;
@@ -47,7 +53,16 @@ WeightFormat parse_weight_format(std::string_view name) {
   if (name == "stored") return WeightFormat::kAsStored;
   if (name == "bf16") return WeightFormat::kBFloat16;
   if (name == "int8") return WeightFormat::kInt8;
-  base::throw_invalid("weights are \"{}\"; accepted: stored, bf16, int8", name);
+  base::throw_invalid("weights are \"{}\"; accepted: {}", name, kAcceptedFormats);
+}
+
+void check_weight_format(WeightFormat format) {
+  base::require(format <= WeightFormat::kInt8, "weights = {}; accepted: {}", static_cast<int>(format),
+                kAcceptedFormats);
+}
+
+bool stays_as_stored(WeightFormat format, DType stored) {
+  return format == WeightFormat::kAsStored || (format == WeightFormat::kBFloat16 && stored == DType::kBFloat16);
 }
 
 // Takes tensors one by one and leaves them where the backend can read them.
@@ -72,10 +87,8 @@ class Weights::Loader {
     const std::int64_t shape[] = {rows, cols};
     const Tensor tensor = weights_.checkpoint_->tensor(name, shape);
     WeightMatrix out{tensor.data, tensor.dtype, rows, cols, nullptr, 0};
-    if (format == WeightFormat::kInt8) {
-      out = quantized(name, out);
-    } else if (format == WeightFormat::kBFloat16 && out.dtype != DType::kBFloat16) {
-      out = rounded(out);
+    if (!stays_as_stored(format, out.dtype)) {
+      out = format == WeightFormat::kInt8 ? quantized(name, out) : rounded(out);
     } else if (options_.host_memory) {
       touch(out);
     } else {

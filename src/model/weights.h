@@ -26,6 +26,10 @@ struct LayerWeights {
 
 // "stored", "bf16" and "int8". Throws InvalidArgument.
 WeightFormat parse_weight_format(std::string_view name);
+// Throws InvalidArgument for a value that is none of them.
+void check_weight_format(WeightFormat format);
+// Whether a matrix of the type `stored` stays as the checkpoint has it, and where.
+bool stays_as_stored(WeightFormat format, DType stored);
 
 struct WeightOptions {
   WeightFormat format = WeightFormat::kAsStored;

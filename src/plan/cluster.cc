@@ -10,6 +10,7 @@
 #include <functional>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "base/check.h"
 #include "base/file.h"
@@ -232,6 +233,9 @@ class Parser {
       const bool good =
           index && factor && rest.empty() && *index >= 0 && *index<kMostRanks&& * factor> 0 && *factor <= kMostFactor;
       if (!good) fail("{} = {}; accepted: a {} and how many times slower it is, as in \"3 2.5\"", name, value, what);
+      if (!slowed_.insert({name, *index}).second) {
+        fail("{} = {}: {} {} is given twice; accepted: one factor for a {}", name, value, what, *index, what);
+      }
       target.push_back({*index, *factor});
     };
     keys_.push_back({name, read, true});
@@ -242,6 +246,7 @@ class Parser {
   Cluster cluster_;
   std::vector<Key> keys_;
   std::set<std::string_view> given_;
+  std::set<std::pair<std::string_view, int>> slowed_;
   int line_ = 0;  // 0: the file as a whole
 };
 

@@ -15,11 +15,13 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <new>
 #include <simgrid/s4u.hpp>
 #include <string>
 
 #include "base/timing.h"
 #include "command.h"
+#include "no_memory.h"
 #include "platform.h"
 #include "rank.h"
 #include "scenario.h"
@@ -135,6 +137,8 @@ void run_rank(Simulation& simulation) {
     simulation.run_rank();
   } catch (const simgrid::ForcefulKillException&) {
     throw;
+  } catch (const std::bad_alloc&) {
+    std::_Exit(fail_no_memory());
   } catch (const std::exception& error) {
     std::_Exit(fail(error, kCheckFailed));
   }
@@ -177,6 +181,8 @@ int main(int argc, char** argv) {
     return tools::fail(error, tools::kBadUsage);
   } catch (const BadFile& error) {
     return tools::fail(error, tools::kBadUsage);
+  } catch (const std::bad_alloc&) {
+    return tools::fail_no_memory();
   } catch (const std::exception& error) {
     return tools::fail(error, tools::kCheckFailed);
   }

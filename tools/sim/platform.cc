@@ -14,9 +14,10 @@ namespace sg4 = simgrid::s4u;
 constexpr double kNoLimit = 1e18;
 
 double slowdown(const std::vector<plan::Slower>& list, int index) {
-  double factor = 1;
-  for (const plan::Slower& slower : list) factor *= slower.index == index ? slower.factor : 1;
-  return factor;
+  for (const plan::Slower& slower : list) {
+    if (slower.index == index) return slower.factor;
+  }
+  return 1;
 }
 
 // Both ways of a full-duplex link; each has half of the latency, because a message takes one at either end.
