@@ -300,6 +300,15 @@ inline void check_refusals(Communicator& world) {
     expect(throws<Error>([&] { world.wait(receive); }), "{} bytes received as {}", sent, asked);
     world.wait(send);
   }
+  // It is the matter of that receive alone, whoever is waited for when the message comes.
+  if (world.size() > 1) {
+    const std::vector<std::byte> out(100000);
+    std::vector<std::byte> in(100001);
+    Request receive = world.receive(previous, in);
+    Request send = world.send(next, out);
+    world.wait(send);
+    expect(throws<Error>([&] { world.wait(receive); }), "100000 bytes received as 100001");
+  }
   world.barrier();
 }
 

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks connected by TCP: the one list of cases, attention over them, ranks that are lost, and ranks that never come.
 #include <gtest/gtest.h>
+#include <net/if.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <mutex>
 #include <thread>
 
@@ -249,6 +255,48 @@ TEST(Tcp, StrangersAtThePortHoldNobodyUp) {
   join(1);
   first.join();
   for (const int fd : strangers) ::close(fd);
+}
+
+// A network of this process alone, where the system has few ports to give to those who call. False where it may not.
+bool enter_small_network() {
+  if (::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;
+  ifreq loopback{};
+  std::strcpy(loopback.ifr_name, "lo");
+  loopback.ifr_flags = IFF_UP | IFF_RUNNING;
+  const int fd = ::socket(AF_INET, SOCK_DGRAM, 0);
+  const bool up = fd >= 0 && ::ioctl(fd, SIOCSIFFLAGS, &loopback) == 0;
+  ::close(fd);
+  return up &&
+         static_cast<bool>(std::ofstream("/proc/sys/net/ipv4/ip_local_port_range") << "45680 45687" << std::flush);
+}
+
+// Who calls rank 0 again and again before it listens is given one port after the other to call from, and one day the
+// very port that it calls: then it would be connected to itself, and rank 0 could not listen there any more.
+TEST(Tcp, ARankThatWaitsForRank0DoesNotReachItself) {
+  constexpr int kNotHere = 77;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (!enter_small_network()) ::_exit(kNotHere);
+    std::atomic<int> status = 0;
+    const auto join = [&](int rank) {
+      try {
+        testing::check_chain(*tcp_communicator(TcpPlace{rank, 2, "127.0.0.1", 45680}, with_deadline(10)), 3);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+        status = 1;
+      }
+    };
+    std::thread second(join, 1);
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // fifty calls
+    join(0);
+    second.join();
+    ::_exit(status);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kNotHere) GTEST_SKIP() << "no network of its own for a process";
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Tcp, TheEnvironmentSaysWhoIsWho) {

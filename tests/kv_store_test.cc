@@ -305,6 +305,12 @@ TEST(KvStore, RefusesByName) {
   wrong = k;
   wrong.data = nullptr;
   EXPECT_EQ(write(wrong, v), "k.data = null with 10 tokens; accepted: their address");
+  wrong = k;
+  wrong.token_stride = 0;  // forgotten: every token would be the first one
+  EXPECT_EQ(write(wrong, v), "k.token_stride = 0 with 10 rows along it; accepted: 1 or more");
+  wrong = v;
+  wrong.head_stride = -24;
+  EXPECT_EQ(write(k, wrong), "v.head_stride = -24; accepted: 1 or more");
   const std::int32_t table[] = {0, 2};
   wrong = KvView::paged(floats.data(), DType::kFloat32, 2, 5, 2, 16, 1, 2, table);
   EXPECT_EQ(write(wrong, v), "k.page_table[0, 1] = 2; accepted: 0 to pages - 1 = 1");

@@ -100,6 +100,23 @@ TEST(Session, GoesOnWhereItWasLeft) {
   });
 }
 
+// A listener that has had enough, when the last piece is in the cache and not yet in the transcript.
+TEST(Session, WhatIsSavedAfterACallThatThrewCanBeLoaded) {
+  struct Enough {};
+  const SmallModel model;
+  const auto want = generate_on(1, model, tokens_of(20), 100);
+  const TemporaryDirectory directory;
+  Rank rank(model, self_communicator(), nullptr);
+  TextListener listener;
+  listener.prefill = [](std::int64_t done, std::int64_t total) {
+    if (done == total) throw Enough();
+  };
+  EXPECT_THROW(rank.session.generate(random_tokens(100, 301, 7), tokens_of(20), listener), Enough);
+  rank.session.save(directory.path());
+  Session loaded = Session::load(directory.path(), model.weights, self_communicator(), *rank.ops, rank.pool, nullptr);
+  EXPECT_EQ(loaded.generate({}, tokens_of(20)).tokens, want);
+}
+
 TEST(Session, StopsAtTokensStringsContextAndTheFlag) {
   const SmallModel model;
   const Tokenizer tokenizer = byte_tokenizer();
@@ -296,6 +313,19 @@ TEST(StopScanner, HoldsBackWhatMayBecomeAStop) {
     for (std::size_t i = 0; i < text.size(); i += step) shown += pieces.next(text.substr(i, step));
     shown += pieces.finish();
     EXPECT_EQ(shown, text.substr(0, text.find("baab"))) << step;
+  }
+  // Also where one stop lies inside another: what is complete first ends the text.
+  for (std::size_t step = 1; step <= 5; ++step) {
+    const std::string line = "xabcd";
+    StopScanner inside({"abcd", "bc"}), together({"c", "abc"});
+    std::string shown, longer;
+    for (std::size_t i = 0; i < line.size(); i += step) {
+      shown += inside.next(line.substr(i, step));
+      longer += together.next(line.substr(i, step));
+    }
+    EXPECT_EQ(shown, "xa") << step;
+    EXPECT_EQ(longer, "x") << step;
+    EXPECT_TRUE(inside.stopped() && together.stopped()) << step;
   }
   StopScanner none({});
   EXPECT_EQ(none.next("all"), "all");

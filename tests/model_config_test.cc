@@ -85,6 +85,15 @@ TEST(ModelConfig, OtherSpellings) {
   together["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5.5}};
   EXPECT_FALSE(parse(together).rope_scaling.has_value());
   EXPECT_EQ(parse(together).rope_theta, 5.5);
+  // The base beside the object, and both forms in one file, as transformers reads them.
+  together["rope_parameters"] = {{"rope_type", "default"}};
+  together["rope_theta"] = 500000.0;
+  EXPECT_EQ(parse(together).rope_theta, 500000.0);
+  together["rope_parameters"]["rope_theta"] = 7.0;
+  together["rope_scaling"] = llama_config()["rope_scaling"];
+  EXPECT_EQ(parse(together), known_shape("llama-3.2-1b"));
+  together["rope_scaling"]["partial_rotary_factor"] = 0.5;
+  EXPECT_THROW(parse(together), BadFile);
 }
 
 TEST(ModelConfig, WhatWeightsAreSaidToBe) {

@@ -155,6 +155,16 @@ int port_of(const Socket& socket) {
                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
 
+// Whether a socket is connected to itself. The system may give it the very port that it calls, if nobody listens there
+// yet; who calls again and again is given one port after the other, until it is that one.
+bool calls_itself(const Socket& socket) {
+  sockaddr_storage own{}, other{};
+  socklen_t own_size = sizeof own, other_size = sizeof other;
+  return ::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
+         ::getpeername(socket.fd(), reinterpret_cast<sockaddr*>(&other), &other_size) == 0 && own_size == other_size &&
+         std::memcmp(&own, &other, own_size) == 0;
+}
+
 // Again and again: the other side may not be there yet.
 Socket connect_to(const std::string& host, int port, const Deadline& deadline) {
   const std::string what = fmt::format("no answer from {}:{}", host, port);
@@ -165,12 +175,15 @@ Socket connect_to(const std::string& host, int port, const Deadline& deadline) {
       if (!socket.open() && errno != EAFNOSUPPORT) fail(fmt::format("a socket to {}:{}", host, port));
       if (!socket.open()) continue;
       set_options(socket.fd());
+      // One that has called itself must not keep rank 0 from listening, not even when it is closed.
+      const int on = 1;
+      ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
       if (::connect(socket.fd(), a->ai_addr, a->ai_addrlen) != 0 && errno != EINPROGRESS) continue;
       wait_until(socket.fd(), POLLOUT, deadline, what);
       int error = 0;
       socklen_t size = sizeof error;
       ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
-      if (error == 0) return socket;
+      if (error == 0 && !calls_itself(socket)) return socket;
     }
     if (deadline.over()) late(what);
     std::this_thread::sleep_for(kRetry);

@@ -165,48 +165,19 @@ void check_page_table(std::string_view name, const KvView& view, const Problem& 
 
 void check_kv_memory(std::string_view name, const KvView& view, const Problem& problem) {
   const std::string_view type = dtype_name(view.dtype);
-  const std::size_t element_size = dtype_size(view.dtype);
   const bool quantised = view.dtype == DType::kInt8 || view.dtype == DType::kFp8E4M3;
   const bool used = std::any_of(problem.lengths.begin(), problem.lengths.end(),
                                 [&](std::int64_t length) { return length > 0 && any_in_nodes(problem, 0, length); });
-  const bool paged = view.page_tokens > 0;
 
   require(view.scales == nullptr || quantised, "{}.scales = {} with {} values; accepted: scales for int8 and fp8 only",
           name, static_cast<const void*>(view.scales), type);
-  if (used || view.data != nullptr) require_pointer(fmt::format("{}.data", name), view.data, element_size, type);
+  if (used) require_pointer(fmt::format("{}.data", name), view.data, dtype_size(view.dtype), type);
   if (used && view.dtype == DType::kInt8) {
     require(view.scales != nullptr, "{}.scales = null with int8 values; accepted: one float32 per token and head",
             name);
   }
-  if (view.scales != nullptr) require_pointer(fmt::format("{}.scales", name), view.scales, 4, "float32");
-
-  if (!paged) {
-    require_strides(name,
-                    {{"batch_stride", view.batch, view.batch_stride},
-                     {"token_stride", view.tokens, view.token_stride},
-                     {"head_stride", view.kv_heads, view.head_stride}},
-                    view.head_dim, element_size, view.data);
-    if (view.scales == nullptr) return;
-    require_strides(name,
-                    {{"scale_batch_stride", view.batch, view.scale_batch_stride},
-                     {"scale_token_stride", view.tokens, view.scale_token_stride},
-                     {"scale_head_stride", view.kv_heads, view.scale_head_stride}},
-                    1, sizeof(float), view.scales);
-    return;
-  }
-  require_strides(name,
-                  {{"page_stride", view.pages, view.page_stride},
-                   {"token_stride", view.page_tokens, view.token_stride},
-                   {"head_stride", view.kv_heads, view.head_stride}},
-                  view.head_dim, element_size, view.data);
-  if (view.scales != nullptr) {
-    require_strides(name,
-                    {{"scale_page_stride", view.pages, view.scale_page_stride},
-                     {"scale_token_stride", view.page_tokens, view.scale_token_stride},
-                     {"scale_head_stride", view.kv_heads, view.scale_head_stride}},
-                    1, sizeof(float), view.scales);
-  }
-  if (!used) return;
+  check_kv_layout(name, view);
+  if (!used || view.page_tokens == 0) return;
   require_pointer(fmt::format("{}.page_table", name), view.page_table, 4, "int32");
   check_page_table(name, view, problem);
 }
@@ -292,6 +263,28 @@ void check_options(const AttentionOptions& options, std::int64_t heads) {
 }
 
 }  // namespace
+
+void check_kv_layout(std::string_view name, const KvView& view) {
+  const std::size_t element_size = dtype_size(view.dtype);
+  const bool paged = view.page_tokens > 0;
+  if (view.data != nullptr) {
+    require_pointer(fmt::format("{}.data", name), view.data, element_size, dtype_name(view.dtype));
+  }
+  if (view.scales != nullptr) require_pointer(fmt::format("{}.scales", name), view.scales, 4, "float32");
+  require_strides(
+      name,
+      {paged ? Axis{"page_stride", view.pages, view.page_stride} : Axis{"batch_stride", view.batch, view.batch_stride},
+       {"token_stride", paged ? view.page_tokens : view.tokens, view.token_stride},
+       {"head_stride", view.kv_heads, view.head_stride}},
+      view.head_dim, element_size, view.data);
+  if (view.scales == nullptr) return;
+  require_strides(name,
+                  {paged ? Axis{"scale_page_stride", view.pages, view.scale_page_stride}
+                         : Axis{"scale_batch_stride", view.batch, view.scale_batch_stride},
+                   {"scale_token_stride", paged ? view.page_tokens : view.tokens, view.scale_token_stride},
+                   {"scale_head_stride", view.kv_heads, view.scale_head_stride}},
+                  1, sizeof(float), view.scales);
+}
 
 Problem make_problem(const AttentionInput& in, const AttentionOptions& options, const plan::NodeSet* nodes) {
   check_queries(in.q);

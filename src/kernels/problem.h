@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "plan/node_set.h"
@@ -52,6 +53,10 @@ struct Problem {
 // Throws InvalidArgument naming the value and what is accepted. nodes: the part of the tree to compute, null for all of
 // it; only keys of its leaves are read, and pages of others need not exist.
 Problem make_problem(const AttentionInput& in, const AttentionOptions& options, const plan::NodeSet* nodes = nullptr);
+
+// What can be said of one view's memory without its lengths: where there are rows and scales they are aligned, strides
+// are 1 or more, and no row lies beyond the last address. Throws InvalidArgument.
+void check_kv_layout(std::string_view name, const KvView& view);
 
 // Address of row (batch, token, head) of a view: head_dim elements.
 const std::byte* kv_row(const KvView& view, std::int64_t batch, std::int64_t token, std::int64_t head);

@@ -36,6 +36,10 @@ void require_false(const JsonNode& config, const std::string& key) {
   if (found && found->boolean()) found->refuse("false");
 }
 
+void require_whole_rotation(const JsonNode& json) {
+  if (const auto found = json.find("partial_rotary_factor"); found && found->number(0, 1) != 1) found->refuse("1");
+}
+
 void check_architecture(const JsonNode& config) {
   require_text(config, "model_type", "llama");
   const auto names = config.find("architectures");
@@ -53,7 +57,7 @@ void check_architecture(const JsonNode& config) {
   require_false(config, "attention_bias");
   require_false(config, "mlp_bias");
   if (const auto found = config.find("quantization_config")) found->refuse("weights that are not quantized");
-  if (const auto found = config.find("partial_rotary_factor"); found && found->number(0, 1) != 1) found->refuse("1");
+  require_whole_rotation(config);
 }
 
 std::optional<RopeScaling> read_scaling(const JsonNode& rope) {
@@ -75,11 +79,15 @@ std::optional<RopeScaling> read_scaling(const JsonNode& rope) {
 
 void read_rope(const JsonNode& json, LlamaConfig& config) {
   constexpr double kDefaultTheta = 10000;  // of Hugging Face's LlamaConfig
-  // Newer files keep everything about the rotation in one object.
-  const auto together = json.find("rope_parameters");
-  config.rope_theta = (together ? *together : json).number_or("rope_theta", kDefaultTheta, 1, 1e12);
-  const auto scaling = together ? together : json.find("rope_scaling");
-  if (scaling) config.rope_scaling = read_scaling(*scaling);
+  config.rope_theta = json.number_or("rope_theta", kDefaultTheta, 1, 1e12);
+  // Newer files keep everything about the rotation in one object. As transformers does: an older one counts first, and
+  // a base that is not in it is the one beside it.
+  auto rope = json.find("rope_scaling");
+  if (!rope) rope = json.find("rope_parameters");
+  if (!rope) return;
+  require_whole_rotation(*rope);
+  config.rope_theta = rope->number_or("rope_theta", config.rope_theta, 1, 1e12);
+  config.rope_scaling = read_scaling(*rope);
 }
 
 LlamaConfig llama3(std::int64_t hidden, std::int64_t layers, std::int64_t heads, std::int64_t feed_forward,

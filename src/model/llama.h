@@ -81,7 +81,7 @@ class Llama {
   // Collective. The cache and the transcripts in one directory that all ranks see, and with them `pending`: tokens that
   // were said already but are not in the cache. load: any number of ranks; the kv type and the order are those of the
   // file. Throws BadFile.
-  void save(const std::filesystem::path& directory, std::span<const std::int32_t> pending = {}) const;
+  void save(const std::filesystem::path& directory, std::span<const std::int32_t> pending = {});
   static std::unique_ptr<Llama> load(const std::filesystem::path& directory, std::shared_ptr<const Weights> weights,
                                      std::shared_ptr<Communicator> communicator, kernels::ModelOps& ops,
                                      ThreadPool& pool, LlamaOptions options = {},

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text that ends before the first of some strings, wherever the pieces it arrives in are cut.
+// Text that ends before the first of some strings, wherever the pieces it arrives in are cut. The first is the one that
+// is complete first; of two that end together it is the longer.
 #pragma once
 
 #include <algorithm>
@@ -20,10 +21,13 @@ class StopScanner {
   std::string next(std::string_view piece) {
     if (stopped_) return {};
     held_ += piece;
-    std::size_t end = std::string::npos;
-    for (const std::string& stop : stops_) end = std::min(end, held_.find(stop));
-    stopped_ = end != std::string::npos;
-    return take(stopped_ ? end : held_.size() - longest_beginning());
+    std::pair first(std::string::npos, std::string::npos);  // where it ends, where it begins
+    for (const std::string& stop : stops_) {
+      const std::size_t begin = held_.find(stop);
+      if (begin != std::string::npos) first = std::min(first, std::pair(begin + stop.size(), begin));
+    }
+    stopped_ = first.second != std::string::npos;
+    return take(stopped_ ? first.second : held_.size() - longest_beginning());
   }
   // What was held back: no stop string has come of it.
   std::string finish() { return stopped_ ? std::string() : take(held_.size()); }

@@ -52,8 +52,9 @@ void check_source(std::string_view name, const KvView& source, std::int64_t kv_h
   require(source.scales == nullptr || has_scales(source.dtype),
           "{}.scales = {} with {} values; accepted: scales for int8 and fp8 only", name,
           static_cast<const void*>(source.scales), dtype_name(source.dtype));
+  require(source.page_tokens >= 0, "{}.page_tokens = {}; accepted: 0 or more", name, source.page_tokens);
+  kernels::check_kv_layout(name, source);
   if (source.page_tokens == 0) return;
-  require(source.page_tokens > 0, "{}.page_tokens = {}; accepted: 0 or more", name, source.page_tokens);
   require(source.page_table != nullptr, "{}.page_table = null; accepted: the address of int32 values", name);
   require((source.tokens - 1) / source.page_tokens < source.pages_per_sequence,
           "{}.tokens = {} is more than pages_per_sequence * page_tokens = {} * {}; accepted: at most that", name,
