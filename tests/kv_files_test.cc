@@ -27,7 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace testing_kv;
 
-KvCacheConfig small_config() {
+KvCacheConfig file_config() {
   return {.layers = 2,
           .kv_heads = 1,
           .k_dim = 16,
@@ -56,7 +56,7 @@ std::vector<fs::path> files_in(const fs::path& directory) {
 // A cache of two sequences, one forked, on one rank.
 Pair small_pair(std::uint64_t seed = 1) {
   Random random(seed);
-  Pair pair(self_communicator(), small_config());
+  Pair pair(self_communicator(), file_config());
   const SequenceId a = pair.add();
   pair.grow(random, a, 300);
   pair.grow(random, pair.fork(a), 33);
@@ -94,7 +94,7 @@ TEST(KvFiles, LoadsAtAnyNumberOfRanks) {
   for (const int savers : {1, 3}) {
     run_ranks(savers, [&](std::shared_ptr<Communicator> world) {
       Random random(4);
-      Pair pair(world, small_config());
+      Pair pair(world, file_config());
       pair.grow(random, pair.add(), 500);
       pair.cache.save(directory.path());
     });
@@ -102,10 +102,10 @@ TEST(KvFiles, LoadsAtAnyNumberOfRanks) {
     for (const int loaders : {1, 2, 5, 8}) {
       run_ranks(loaders, [&](std::shared_ptr<Communicator> world) {
         Random random(4);
-        Pair pair(world, small_config());
+        Pair pair(world, file_config());
         pair.grow(random, pair.add(), 500);
         pair.cache = KvCache::load(world, directory.path());
-        EXPECT_EQ(pair.cache.config(), small_config());
+        EXPECT_EQ(pair.cache.config(), file_config());
         pair.check();
         pair.grow(random, 0, 100);
         EXPECT_EQ(pair.add(), 1);
@@ -117,7 +117,7 @@ TEST(KvFiles, LoadsAtAnyNumberOfRanks) {
 
 TEST(KvFiles, NothingSavedIsSomethingToo) {
   const TemporaryDirectory directory;
-  KvCache(self_communicator(), small_config()).save(directory.path() / "a" / "b");
+  KvCache(self_communicator(), file_config()).save(directory.path() / "a" / "b");
   const KvCache loaded = KvCache::load(self_communicator(), directory.path() / "a" / "b");
   EXPECT_TRUE(loaded.sequences().empty());
   EXPECT_EQ(loaded.allocated_bytes(), 0u);
@@ -134,7 +134,7 @@ TEST(KvFiles, WhatIsNotThere) {
   const fs::path file = directory.path() / "file";
   write_file(file, {'x'});
   run_ranks(3, [&](std::shared_ptr<Communicator> world) {
-    KvCache cache(world, small_config());
+    KvCache cache(world, file_config());
     const std::string message = message_of([&] { cache.save(file); });
     EXPECT_NE(message.find(file.string()), std::string::npos) << message;
     EXPECT_EQ(message.find("rank 0: ") == 0, world->rank() != 0);
@@ -251,7 +251,7 @@ TEST(KvFiles, AFailedSaveLeavesTheEarlierOne) {
   fs::create_directories(draft / "in the way");
   run_ranks(3, [&](std::shared_ptr<Communicator> world) {
     Random random(3);
-    Pair pair(world, small_config());
+    Pair pair(world, file_config());
     pair.grow(random, pair.add(), 1000);
     const std::string message = message_of([&] { pair.cache.save(directory.path()); });
     EXPECT_NE(message.find("cache.manifest.tmp: cannot create: Is a directory"), std::string::npos) << message;
@@ -269,7 +269,7 @@ TEST(KvFiles, AFailedSaveLeavesTheEarlierOne) {
   std::atomic<int> refused{0};
   run_ranks(3, [&](std::shared_ptr<Communicator> world) {
     Random random(3);
-    Pair pair(world, small_config());
+    Pair pair(world, file_config());
     pair.grow(random, pair.add(), 1000);
     if (message_of([&] { pair.cache.save(directory.path()); }).find("cannot write: File too large") !=
         std::string::npos) {
@@ -301,7 +301,7 @@ TEST(KvFiles, ASaveInTwoPlacesIsRefused) {
   std::atomic<int> refused{0};
   run_ranks(3, [&](std::shared_ptr<Communicator> world) {
     Random random(3);
-    Pair pair(world, small_config());
+    Pair pair(world, file_config());
     pair.grow(random, pair.add(), 1000);
     const std::string message =
         message_of([&] { pair.cache.save(world->rank() == 1 ? other.path() : directory.path()); });
@@ -321,7 +321,7 @@ TEST(KvFiles, RanksMeetAfterEveryBranch) {
   run_ranks(3, [&](std::shared_ptr<Communicator> world) {
     std::vector<std::array<std::uint64_t, 3>> steps;  // of save, load, rebalance
     for (const int branches : {4, 16}) {
-      KvCacheConfig config = small_config();
+      KvCacheConfig config = file_config();
       config.order.branches = branches;
       KvCache cache(world, config, std::vector<double>{0, 1, 0});
       cache.extend(cache.add_sequence(), 16 * config.order.chunk_tokens);
@@ -365,7 +365,7 @@ TEST(KvFiles, OneGroupAfterTheOtherSaves) {
   ASSERT_TRUE(other->try_take(directory.path()));
   std::thread group([&] {
     run_ranks(3, [&](std::shared_ptr<Communicator> world) {
-      KvCache cache(world, small_config());
+      KvCache cache(world, file_config());
       cache.save(directory.path());
       saved = true;
     });

@@ -25,8 +25,8 @@ using testing_model::small_options;
 using testing_model::SmallModel;
 
 // What one rank needs.
-struct Rank {
-  Rank(const SmallModel& model, const std::shared_ptr<Communicator>& world, const Tokenizer* tokenizer)
+struct SessionRank {
+  SessionRank(const SmallModel& model, const std::shared_ptr<Communicator>& world, const Tokenizer* tokenizer)
       : pool(1),
         ops(kernels::cpu_model_ops(pool)),
         session(std::make_unique<Llama>(model.weights, world, *ops, pool, small_options()), tokenizer) {}
@@ -57,7 +57,7 @@ std::vector<std::int32_t> generate_on(int ranks, const SmallModel& model, const 
   std::mutex mutex;
   std::vector<std::int32_t> said;
   run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
-    Rank rank(model, world, nullptr);
+    SessionRank rank(model, world, nullptr);
     const auto result = rank.session.generate(random_tokens(prompt, 301, 7), options);
     const std::lock_guard lock(mutex);
     if (said.empty()) said = result.tokens;
@@ -83,7 +83,7 @@ TEST(Session, GoesOnWhereItWasLeft) {
   const TemporaryDirectory directory;
   std::vector<std::int32_t> first;
   run_ranks(3, [&](std::shared_ptr<Communicator> world) {
-    Rank rank(model, world, nullptr);
+    SessionRank rank(model, world, nullptr);
     const auto result = rank.session.generate(random_tokens(100, 301, 7), tokens_of(20));
     if (world->rank() == 0) first = result.tokens;
     rank.session.save(directory.path());
@@ -106,7 +106,7 @@ TEST(Session, WhatIsSavedAfterACallThatThrewCanBeLoaded) {
   const SmallModel model;
   const auto want = generate_on(1, model, tokens_of(20), 100);
   const TemporaryDirectory directory;
-  Rank rank(model, self_communicator(), nullptr);
+  SessionRank rank(model, self_communicator(), nullptr);
   TextListener listener;
   listener.prefill = [](std::int64_t done, std::int64_t total) {
     if (done == total) throw Enough();
@@ -121,7 +121,7 @@ TEST(Session, StopsAtTokensStringsContextAndTheFlag) {
   const SmallModel model;
   const Tokenizer tokenizer = byte_tokenizer();
   const auto run = [&](GenerateOptions options, std::string* text = nullptr) {
-    Rank rank(model, self_communicator(), &tokenizer);
+    SessionRank rank(model, self_communicator(), &tokenizer);
     TextListener listener;
     if (text) listener.text = [text](std::string_view piece) { *text += piece; };
     options.sampler.temperature = 0;
@@ -159,7 +159,7 @@ TEST(Session, StopsAtTokensStringsContextAndTheFlag) {
   LlamaConfig short_config = testing_model::small_config();
   short_config.context = 30;
   const SmallModel short_model(short_config);
-  Rank rank(short_model, self_communicator(), &tokenizer);
+  SessionRank rank(short_model, self_communicator(), &tokenizer);
   const GenerateResult full = rank.session.generate(random_tokens(20, 256, 9), tokens_of(80));
   EXPECT_EQ(full.reason, StopReason::kContext);
   EXPECT_EQ(full.tokens.size(), 10u);
@@ -168,7 +168,7 @@ TEST(Session, StopsAtTokensStringsContextAndTheFlag) {
 TEST(Session, TheFlagOfOneRankStopsAll) {
   const SmallModel model;
   run_ranks(3, [&](std::shared_ptr<Communicator> world) {
-    Rank rank(model, world, nullptr);
+    SessionRank rank(model, world, nullptr);
     const std::atomic<bool> mine = world->rank() == 2;
     GenerateOptions options = tokens_of(50);
     options.interrupt = &mine;
@@ -184,7 +184,7 @@ TEST(Session, APromptCanBeLeftAndTakenUpAgain) {
   const std::vector<std::int32_t> prompt = random_tokens(900, 301, 4);
   for (const int ranks : {1, 3}) {
     run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
-      Rank whole(model, world, nullptr), cut(model, world, nullptr);
+      SessionRank whole(model, world, nullptr), cut(model, world, nullptr);
       const GenerateResult expected = whole.session.generate(prompt, tokens_of(5));
       std::atomic<bool> flag = false;
       std::int64_t seen = 0;
@@ -209,7 +209,7 @@ TEST(Session, APromptCanBeLeftAndTakenUpAgain) {
 
 TEST(Session, BadPromptsAreRefused) {
   const SmallModel model;
-  Rank rank(model, self_communicator(), nullptr);
+  SessionRank rank(model, self_communicator(), nullptr);
   EXPECT_THROW(rank.session.generate({}, {}), InvalidArgument);
   EXPECT_THROW(rank.session.generate(std::vector<std::int32_t>{301}, {}), InvalidArgument);
   EXPECT_THROW(rank.session.generate(std::vector<std::int32_t>(4096, 1), {}), InvalidArgument);
@@ -240,7 +240,7 @@ TEST(SessionLoss, TheTextGoesOnUnchanged) {
           ranks,
           [&](std::shared_ptr<Communicator> world) {
             const bool mortal = world->rank() == ranks / 2;
-            Rank rank(model, world, nullptr);
+            SessionRank rank(model, world, nullptr);
             GenerateOptions options = tokens_of(40);
             options.recover = true;
             std::size_t said = 0;
@@ -278,7 +278,7 @@ TEST(SessionLoss, WithoutRecoverItIsAnError) {
   run_ranks(
       3,
       [&](std::shared_ptr<Communicator> world) {
-        Rank rank(model, world, nullptr);
+        SessionRank rank(model, world, nullptr);
         const bool mortal = world->rank() == 1;
         TextListener listener;
         listener.token = [&](const TokenChoice&) {

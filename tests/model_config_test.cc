@@ -15,10 +15,10 @@ namespace {
 using namespace model;
 using namespace testing_model;
 
-LlamaConfig parse(const Json& json) { return parse_config(json.dump(), "config.json"); }
+LlamaConfig parse_llama(const Json& json) { return parse_config(json.dump(), "config.json"); }
 
 TEST(ModelConfig, ReadsLlama32) {
-  EXPECT_EQ(parse(llama_config()), known_shape("llama-3.2-1b"));
+  EXPECT_EQ(parse_llama(llama_config()), known_shape("llama-3.2-1b"));
   TemporaryDirectory directory;
   write_file(directory.path() / "config.json", llama_config().dump(2));
   EXPECT_EQ(read_config(directory.path() / "config.json"), known_shape("llama-3.2-1b"));
@@ -47,7 +47,7 @@ TEST(ModelConfig, ReadsTheOtherSizes) {
     json["rope_scaling"]["factor"] = model.factor;
     json["tie_word_embeddings"] = model.tied;
     json.erase("head_dim");
-    EXPECT_EQ(parse(json), known_shape(model.name)) << model.name;
+    EXPECT_EQ(parse_llama(json), known_shape(model.name)) << model.name;
     EXPECT_EQ(known_shape(model.name).parameters(), model.parameters) << model.name;
   }
 }
@@ -59,7 +59,7 @@ TEST(ModelConfig, AbsentKeysHaveHuggingFacesDefaults) {
     json.erase(key);
   }
   json["head_dim"] = nullptr;
-  const LlamaConfig config = parse(json);
+  const LlamaConfig config = parse_llama(json);
   EXPECT_EQ(config.kv_heads, 32);
   EXPECT_EQ(config.head_dim, 64);
   EXPECT_EQ(config.rms_eps, 1e-6);
@@ -73,39 +73,39 @@ TEST(ModelConfig, OtherSpellings) {
   json["eos_token_id"] = 128001;  // Llama 3
   json["rope_scaling"]["type"] = json["rope_scaling"]["rope_type"];
   json["rope_scaling"].erase("rope_type");
-  EXPECT_EQ(parse(json).eos, std::vector<std::int32_t>{128001});
-  EXPECT_EQ(parse(json).rope_scaling, known_shape("llama-3.2-1b").rope_scaling);
+  EXPECT_EQ(parse_llama(json).eos, std::vector<std::int32_t>{128001});
+  EXPECT_EQ(parse_llama(json).rope_scaling, known_shape("llama-3.2-1b").rope_scaling);
 
   Json together = llama_config();  // newer files
   together["rope_parameters"] = together["rope_scaling"];
   together["rope_parameters"]["rope_theta"] = together["rope_theta"];
   together.erase("rope_scaling");
   together.erase("rope_theta");
-  EXPECT_EQ(parse(together), known_shape("llama-3.2-1b"));
+  EXPECT_EQ(parse_llama(together), known_shape("llama-3.2-1b"));
   together["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5.5}};
-  EXPECT_FALSE(parse(together).rope_scaling.has_value());
-  EXPECT_EQ(parse(together).rope_theta, 5.5);
+  EXPECT_FALSE(parse_llama(together).rope_scaling.has_value());
+  EXPECT_EQ(parse_llama(together).rope_theta, 5.5);
   // The base beside the object, and both forms in one file, as transformers reads them.
   together["rope_parameters"] = {{"rope_type", "default"}};
   together["rope_theta"] = 500000.0;
-  EXPECT_EQ(parse(together).rope_theta, 500000.0);
+  EXPECT_EQ(parse_llama(together).rope_theta, 500000.0);
   together["rope_parameters"]["rope_theta"] = 7.0;
   together["rope_scaling"] = llama_config()["rope_scaling"];
-  EXPECT_EQ(parse(together), known_shape("llama-3.2-1b"));
+  EXPECT_EQ(parse_llama(together), known_shape("llama-3.2-1b"));
   together["rope_scaling"]["partial_rotary_factor"] = 0.5;
-  EXPECT_THROW(parse(together), BadFile);
+  EXPECT_THROW(parse_llama(together), BadFile);
 }
 
 TEST(ModelConfig, WhatWeightsAreSaidToBe) {
   Json json = llama_config();
-  EXPECT_EQ(parse(json).stored, DType::kBFloat16);
+  EXPECT_EQ(parse_llama(json).stored, DType::kBFloat16);
   json["torch_dtype"] = "float32";
-  EXPECT_EQ(parse(json).stored, DType::kFloat32);
+  EXPECT_EQ(parse_llama(json).stored, DType::kFloat32);
   json.erase("torch_dtype");
   json["dtype"] = "float16";
-  EXPECT_EQ(parse(json).stored, DType::kFloat16);
+  EXPECT_EQ(parse_llama(json).stored, DType::kFloat16);
   json["dtype"] = 7;
-  EXPECT_EQ(parse(json).stored, DType::kBFloat16);
+  EXPECT_EQ(parse_llama(json).stored, DType::kBFloat16);
 }
 
 TEST(ModelConfig, RefusesByKeyAndValue) {
@@ -162,16 +162,16 @@ TEST(ModelConfig, RefusesByKeyAndValue) {
     SCOPED_TRACE(std::string(key) + " = " + value.dump());
     auto parts = says;
     parts.push_back("config.json");
-    expect_refused([&] { parse(json); }, parts);
+    expect_refused([&] { parse_llama(json); }, parts);
   }
   Json odd = llama_config();
   odd.erase("head_dim");
   odd["hidden_size"] = 2050;
-  expect_refused([&] { parse(odd); }, {"hidden_size", "2050", "num_attention_heads = 32"});
+  expect_refused([&] { parse_llama(odd); }, {"hidden_size", "2050", "num_attention_heads = 32"});
   Json nameless = llama_config();
   nameless.erase("model_type");
   nameless.erase("architectures");
-  expect_refused([&] { parse(nameless); }, {"model_type", "architectures"});
+  expect_refused([&] { parse_llama(nameless); }, {"model_type", "architectures"});
 }
 
 TEST(ModelConfig, RefusesWhatIsNoJson) {
@@ -197,7 +197,7 @@ TEST(ModelConfig, KnownShapesAreNamed) {
 }
 
 TEST(ModelConfig, TensorList) {
-  LlamaConfig config = parse(llama_config());
+  LlamaConfig config = parse_llama(llama_config());
   config.layers = 2;
   const auto find = [&](const std::string& name) -> std::vector<std::int64_t> {
     for (const NamedShape& tensor : tensor_list(config)) {

@@ -25,7 +25,7 @@ using namespace model;
 using namespace testing_model;
 using Tokens = std::vector<std::int32_t>;
 
-Tokenizer parse(const Json& json) { return Tokenizer::parse(json.dump(), "tokenizer.json"); }
+Tokenizer make_tokenizer(const Json& json) { return Tokenizer::parse(json.dump(), "tokenizer.json"); }
 
 // ---- UTF-8
 
@@ -130,7 +130,7 @@ TEST(Bpe, OneLongWord) {
   std::vector<std::pair<std::string, std::string>> merges;
   std::string power = "a";
   for (int i = 0; i < 12; ++i, power += power) merges.emplace_back(power, power);
-  const Tokenizer tokenizer = parse(small_tokenizer(merges));
+  const Tokenizer tokenizer = make_tokenizer(small_tokenizer(merges));
   for (const std::size_t size : {std::size_t{1} << 20, (std::size_t{1} << 20) + 5}) {
     const std::string text(size, 'a');
     const Tokens tokens = tokenizer.encode(text);
@@ -150,7 +150,7 @@ TEST(Tokenizer, MergesAndWholeWords) {
   NEEDS_PCRE2();
   Json json = small_tokenizer();
   const auto id = [&](const char* token) { return json["model"]["vocab"][token].get<std::int32_t>(); };
-  const Tokenizer tokenizer = parse(json);
+  const Tokenizer tokenizer = make_tokenizer(json);
   EXPECT_EQ(tokenizer.encode("hello"), Tokens{id("hello")});
   EXPECT_EQ(tokenizer.encode("hell no"), (Tokens{id("hell"), ' ', 'n', 'o'}));
   EXPECT_EQ(tokenizer.encode(""), Tokens{});
@@ -159,29 +159,29 @@ TEST(Tokenizer, MergesAndWholeWords) {
 
   // "lo" is a token, and no merge makes it: found as a word, and only with ignore_merges.
   json["model"]["vocab"]["lo"] = 265;
-  EXPECT_EQ(parse(json).encode("lo"), Tokens{265});
-  EXPECT_EQ(parse(json).encode("hellolo"), (Tokens{id("hello"), 'l', 'o'}));
+  EXPECT_EQ(make_tokenizer(json).encode("lo"), Tokens{265});
+  EXPECT_EQ(make_tokenizer(json).encode("hellolo"), (Tokens{id("hello"), 'l', 'o'}));
   json["model"]["ignore_merges"] = false;
-  EXPECT_EQ(parse(json).encode("lo"), (Tokens{'l', 'o'}));
+  EXPECT_EQ(make_tokenizer(json).encode("lo"), (Tokens{'l', 'o'}));
   json["model"].erase("ignore_merges");
-  EXPECT_EQ(parse(json).encode("lo"), (Tokens{'l', 'o'}));
+  EXPECT_EQ(make_tokenizer(json).encode("lo"), (Tokens{'l', 'o'}));
 }
 
 TEST(Tokenizer, BothFormsOfMerges) {
   NEEDS_PCRE2();
   Json json = small_tokenizer();
-  const Tokens expected = parse(json).encode("hell hello he");
+  const Tokens expected = make_tokenizer(json).encode("hell hello he");
   for (Json& merge : json["model"]["merges"]) {
     merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
   }
   json["model"]["merges"].insert(json["model"]["merges"].begin(), "#version: 0.2");
   json["model"].erase("type");  // as in older files
-  EXPECT_EQ(parse(json).encode("hell hello he"), expected);
+  EXPECT_EQ(make_tokenizer(json).encode("hell hello he"), expected);
 }
 
 TEST(Tokenizer, SpecialTokensAreTextUnlessAsked) {
   NEEDS_PCRE2();
-  const Tokenizer tokenizer = parse(small_tokenizer());
+  const Tokenizer tokenizer = make_tokenizer(small_tokenizer());
   const std::int32_t end = *tokenizer.find("<|eot_id|>");
   EXPECT_TRUE(tokenizer.is_special(end));
   EXPECT_FALSE(tokenizer.is_special('a') || tokenizer.is_special(-1) || tokenizer.is_special(1 << 30));
@@ -198,7 +198,7 @@ TEST(Tokenizer, SpecialTokensAreTextUnlessAsked) {
 
 TEST(Tokenizer, RefusesTokensAndTextThatAreNone) {
   NEEDS_PCRE2();
-  const Tokenizer tokenizer = parse(small_tokenizer());
+  const Tokenizer tokenizer = make_tokenizer(small_tokenizer());
   expect_refused<InvalidArgument>([&] { tokenizer.encode("abc\xff"); }, {"byte 3"});
   expect_refused<InvalidArgument>([&] { tokenizer.encode("\xc3"); }, {"byte 0"});
   expect_refused<InvalidArgument>([&] { tokenizer.decode(Tokens{-1}); }, {"token -1"});
@@ -207,7 +207,7 @@ TEST(Tokenizer, RefusesTokensAndTextThatAreNone) {
 
 TEST(Tokenizer, DecodesWhatItEncodes) {
   NEEDS_PCRE2();
-  const Tokenizer tokenizer = parse(small_tokenizer());
+  const Tokenizer tokenizer = make_tokenizer(small_tokenizer());
   std::mt19937_64 random(std::random_device{}());
   for (int round = 0; round < 300; ++round) {
     std::string text;
@@ -232,7 +232,7 @@ TEST(Tokenizer, DecodesWhatItEncodes) {
 
 TEST(TextStream, HoldsBackHalfCharacters) {
   NEEDS_PCRE2();
-  const Tokenizer tokenizer = parse(small_tokenizer());
+  const Tokenizer tokenizer = make_tokenizer(small_tokenizer());
   TextStream stream(tokenizer);
   EXPECT_EQ(stream.next('a'), "a");
   EXPECT_EQ(stream.next(0xf0), "");
@@ -293,10 +293,10 @@ TEST(AddedTokens, StripTheSpaceAroundThem) {
 
 TEST(Tokenizer, WithoutPcre2SaysSo) {
   if (splitter_available()) {
-    EXPECT_EQ(parse(small_tokenizer()).vocab(), 265);
+    EXPECT_EQ(make_tokenizer(small_tokenizer()).vocab(), 265);
     return;
   }
-  expect_refused<Unavailable>([] { parse(small_tokenizer()); }, {"PCRE2", "libpcre2-dev"});
+  expect_refused<Unavailable>([] { make_tokenizer(small_tokenizer()); }, {"PCRE2", "libpcre2-dev"});
 }
 
 // ---- files
@@ -355,12 +355,12 @@ TEST(TokenizerFile, RefusesWhatIsNotSupported) {
     SCOPED_TRACE(key);
     auto parts = says;
     parts.push_back("tokenizer.json");
-    expect_refused([&] { parse(json); }, parts);
+    expect_refused([&] { make_tokenizer(json); }, parts);
   }
   Json strips = small_tokenizer();
   strips["added_tokens"][0]["rstrip"] = true;
   strips["added_tokens"][1]["content"] = " x";
-  expect_refused([&] { parse(strips); }, {"\" x\"", "white space"});
+  expect_refused([&] { make_tokenizer(strips); }, {"\" x\"", "white space"});
   for (const char* text : {"", "{}", "[]", "{\"model\": {}}", "{\"model\": 3}"}) {
     expect_refused([&] { Tokenizer::parse(text, "tokenizer.json"); }, {"tokenizer.json"});
   }
@@ -372,7 +372,7 @@ TEST(TokenizerFile, PatternsAndHolesAndNoPostProcessor) {
   NEEDS_PCRE2();
   Json json = small_tokenizer();
   json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = R"(\w)";
-  expect_refused([&] { parse(json); }, {"tokenizer.json", "\\w"});
+  expect_refused([&] { make_tokenizer(json); }, {"tokenizer.json", "\\w"});
   json["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}};
   json.erase("post_processor");
   json["added_tokens"][4]["id"] = 1000;
@@ -393,47 +393,47 @@ TEST(TokenizerFile, DigitsByThemselves) {
   json["model"]["ignore_merges"] = false;
   const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}};
   json["pre_tokenizer"]["pretokenizers"] = {{{"type", "Digits"}, {"individual_digits", true}}, byte_level};
-  EXPECT_EQ(parse(json).encode("a12 12"), (Tokens{'a', '1', '2', ' ', '1', '2'}));
+  EXPECT_EQ(make_tokenizer(json).encode("a12 12"), (Tokens{'a', '1', '2', ' ', '1', '2'}));
   json["pre_tokenizer"]["pretokenizers"][0].erase("individual_digits");
-  EXPECT_EQ(parse(json).encode("a12 12"), (Tokens{'a', 265, ' ', 265}));
+  EXPECT_EQ(make_tokenizer(json).encode("a12 12"), (Tokens{'a', 265, ' ', 265}));
 }
 
 TEST(TokenizerFile, BytesWithoutAToken) {
   NEEDS_PCRE2();
   Json json = small_tokenizer();
   json["model"]["ignore_merges"] = false;
-  const Tokens hello = parse(json).encode("hello");
+  const Tokens hello = make_tokenizer(json).encode("hello");
   for (const int byte : {0x04, 0xf1, 0xff}) {
     json["model"]["vocab"].erase(byte_character(static_cast<unsigned char>(byte)));
   }
   // Left out before anything is merged.
   const std::string text = "\x04hello\x04";
-  EXPECT_EQ(parse(json).encode(text), hello);
-  EXPECT_EQ(parse(json).encode("\x04"), Tokens{});
-  EXPECT_EQ(parse(json).encode("\xf1\x80\x80\x80"), (Tokens{0x80, 0x80, 0x80}));
+  EXPECT_EQ(make_tokenizer(json).encode(text), hello);
+  EXPECT_EQ(make_tokenizer(json).encode("\x04"), Tokens{});
+  EXPECT_EQ(make_tokenizer(json).encode("\xf1\x80\x80\x80"), (Tokens{0x80, 0x80, 0x80}));
   json["model"]["unk_token"] = "?";
-  EXPECT_EQ(parse(json).encode("a\x04\x04"), (Tokens{'a', '?', '?'}));
+  EXPECT_EQ(make_tokenizer(json).encode("a\x04\x04"), (Tokens{'a', '?', '?'}));
   json["model"]["fuse_unk"] = true;
-  expect_refused([&] { parse(json); }, {"fuse_unk", "false"});
+  expect_refused([&] { make_tokenizer(json); }, {"fuse_unk", "false"});
   json["model"]["unk_token"] = "<unk>";
-  expect_refused([&] { parse(json); }, {"unk_token", "<unk>"});
+  expect_refused([&] { make_tokenizer(json); }, {"unk_token", "<unk>"});
   json = small_tokenizer();
   json["model"]["vocab"].erase("~");
-  expect_refused([&] { parse(json); }, {"byte 126"});
+  expect_refused([&] { make_tokenizer(json); }, {"byte 126"});
 }
 
 TEST(Tokenizer, APromptBeginsAsTheTokenizerSays) {
   NEEDS_PCRE2();
   Json json = small_tokenizer();
   ModelDescription model;
-  model.tokenizer = std::make_shared<Tokenizer>(parse(json));
+  model.tokenizer = std::make_shared<Tokenizer>(make_tokenizer(json));
   const std::int32_t begin = model.tokenizer->bos().value();
   EXPECT_EQ(encode_prompt(model, "a"), (Tokens{begin, 'a'}));
   EXPECT_EQ(encode_prompt(model, "a", false), Tokens{'a'});
   model.config.bos = 7;  // as models have it that begin a turn of a chat with it, and a text with nothing
   EXPECT_EQ(encode_prompt(model, "a"), (Tokens{begin, 'a'}));
   json.erase("post_processor");
-  model.tokenizer = std::make_shared<Tokenizer>(parse(json));
+  model.tokenizer = std::make_shared<Tokenizer>(make_tokenizer(json));
   EXPECT_EQ(encode_prompt(model, "a"), Tokens{'a'});
 }
 

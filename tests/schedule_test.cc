@@ -24,7 +24,7 @@ constexpr int kMostRanks = 1000;
 using Places = std::bitset<kMostRanks>;
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
-int ceil_log2(int n) { return std::bit_width(static_cast<unsigned>(n - 1)); }
+int tree_levels(int n) { return std::bit_width(static_cast<unsigned>(n - 1)); }
 int floor_log2(int n) { return std::bit_width(static_cast<unsigned>(n)) - 1; }
 
 const std::vector<int>& rank_counts() {
@@ -184,7 +184,7 @@ TEST(ScheduleTest, Tree) {
   for (const int p : rank_counts()) {
     SCOPED_TRACE(testing::Message() << p << " ranks");
     const Schedule schedule = tree_schedule(random_order(random, p));
-    ASSERT_EQ(schedule.rounds.size(), at(2 * ceil_log2(p)));
+    ASSERT_EQ(schedule.rounds.size(), at(2 * tree_levels(p)));
     ASSERT_EQ(message_count(schedule), at(2 * (p - 1)));
     ASSERT_NO_FATAL_FAILURE(check(schedule, random));
   }
@@ -207,8 +207,8 @@ TEST(ScheduleTest, Gather) {
   for (const int p : rank_counts()) {
     SCOPED_TRACE(testing::Message() << p << " ranks");
     const Schedule schedule = gather_schedule(random_order(random, p));
-    ASSERT_EQ(schedule.rounds.size(), at(ceil_log2(p)));
-    ASSERT_EQ(message_count(schedule), at(p * ceil_log2(p)));
+    ASSERT_EQ(schedule.rounds.size(), at(tree_levels(p)));
+    ASSERT_EQ(message_count(schedule), at(p * tree_levels(p)));
     int parts = 0;
     for (const auto& round : schedule.rounds) {
       for (const Message& message : round) parts += message.count;
@@ -235,7 +235,7 @@ TEST(ScheduleTest, TwoLevelOnRandomNodes) {
       SCOPED_TRACE(testing::Message() << p << " ranks on " << nodes << " nodes");
 
       const Schedule schedule = two_level_schedule(node_of_rank);
-      ASSERT_EQ(schedule.rounds.size(), at(2 * ceil_log2(largest) + 2 * ceil_log2(nodes)));
+      ASSERT_EQ(schedule.rounds.size(), at(2 * tree_levels(largest) + 2 * tree_levels(nodes)));
       int across = 0;
       std::map<int, int> inside;
       for (const auto& round : schedule.rounds) {
