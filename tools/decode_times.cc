@@ -69,6 +69,13 @@ SimulationJob job_of(const DecodePoint& point) {
 
 }  // namespace
 
+DecodePoint decode_point(double ranks, double tokens) {
+  DecodePoint out;
+  out.ranks = static_cast<int>(ranks);
+  out.tokens = static_cast<std::int64_t>(tokens);
+  return out;
+}
+
 DecodeTime closed_form(const DecodePoint& point) {
   const plan::Cluster cluster = plan::parse_cluster(cluster_text(point), point.cluster);
   const plan::Network network = cluster.network(point.ranks, point.ranks_per_node);

@@ -34,6 +34,9 @@ struct DecodePoint {
   double overhead_us = 0;  // added to a call, whatever the strategy
 };
 
+// Of the paper's shape; what a figure's axis counts is a double.
+DecodePoint decode_point(double ranks, double tokens);
+
 struct DecodeTime {
   double us = 0;
   double local_us = 0;   // attention to what a rank carries

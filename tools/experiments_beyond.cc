@@ -15,13 +15,6 @@ namespace {
 
 const Axis kTime{"time, us", true};
 
-DecodePoint point(double ranks, double tokens) {
-  DecodePoint out;
-  out.ranks = static_cast<int>(ranks);
-  out.tokens = static_cast<std::int64_t>(tokens);
-  return out;
-}
-
 // "merge" of the strategies other than ring, whichever is the fastest.
 double best_tree(const Sweep& sweep, std::size_t i) {
   return std::min(
@@ -65,7 +58,7 @@ void run_two_level_batch(ExperimentContext& context, Outcome& out, const std::st
                                         {"flat (merge)", "fused", Strategy::kMerge},
                                         {"two levels", "two_level", Strategy::kTwoLevel}};
   const Sweep sweep(context, powers_of_two(1, context.quick ? 4 : 256), lines, [&](double batch) {
-    DecodePoint at = point(8 * on_node, 4096);
+    DecodePoint at = decode_point(8 * on_node, 4096);
     at.cluster = cluster;
     at.cluster_lines = "adapters_per_node = 1\n";
     at.ranks_per_node = on_node;
@@ -101,7 +94,7 @@ void run_two_level(ExperimentContext& context, Outcome& out) {
     std::vector<double> ranks;
     for (int nodes = 2; nodes <= (context.quick ? 4 : 64); nodes *= 2) ranks.push_back(nodes * on_node);
     const Sweep sweep(context, ranks, lines, [&](double p) {
-      DecodePoint at = point(p, 40000 * p);
+      DecodePoint at = decode_point(p, 40000 * p);
       at.ranks_per_node = on_node;
       return at;
     });
@@ -130,7 +123,7 @@ void run_two_level(ExperimentContext& context, Outcome& out) {
 
 void run_gqa(ExperimentContext& context, Outcome& out) {
   const Sweep sweep(context, {1, 2, 4, 8, 16, 32}, usual_lines(), [](double kv_heads) {
-    DecodePoint at = point(64, 1048576);
+    DecodePoint at = decode_point(64, 1048576);
     at.heads = 32;
     at.kv_heads = static_cast<std::int64_t>(kv_heads);
     return at;
@@ -145,7 +138,7 @@ void run_gqa(ExperimentContext& context, Outcome& out) {
 
 void run_batch(ExperimentContext& context, Outcome& out) {
   const Sweep sweep(context, powers_of_two(1, context.quick ? 16 : 256), usual_lines(), [](double batch) {
-    DecodePoint at = point(64, 131072);
+    DecodePoint at = decode_point(64, 131072);
     at.heads = 32;
     at.kv_heads = 8;
     at.batch = static_cast<std::int64_t>(batch);
@@ -157,7 +150,7 @@ void run_batch(ExperimentContext& context, Outcome& out) {
 
 void run_queries(ExperimentContext& context, Outcome& out) {
   const Sweep sweep(context, powers_of_two(1, context.quick ? 16 : 4096), usual_lines(), [](double queries) {
-    DecodePoint at = point(8, 32768);
+    DecodePoint at = decode_point(8, 32768);
     at.heads = 32;
     at.kv_heads = 8;
     at.queries = static_cast<std::int64_t>(queries);
@@ -179,7 +172,7 @@ void run_queries(ExperimentContext& context, Outcome& out) {
 void run_short(ExperimentContext& context, Outcome& out) {
   for (const int ranks : {2, 8}) {
     const Sweep sweep(context, powers_of_two(ranks, context.quick ? 64 : 16384), usual_lines(),
-                      [&](double tokens) { return point(ranks, tokens); });
+                      [&](double tokens) { return decode_point(ranks, tokens); });
     add_sweep(out, sweep, fmt::format("short-{}", ranks), fmt::format("Short sequences, {} GPUs", ranks),
               {"tokens", true});
     out.notes.push_back(
@@ -196,7 +189,7 @@ void run_odd(ExperimentContext& context, Outcome& out) {
                                         {"gather", "gather", Strategy::kGather},
                                         {"butterfly", "butterfly", Strategy::kButterfly},
                                         {"merge", "fused", Strategy::kMerge}};
-  const Sweep sweep(context, ranks, lines, [](double p) { return point(p, 40000 * p); });
+  const Sweep sweep(context, ranks, lines, [](double p) { return decode_point(p, 40000 * p); });
   out.figures.push_back(sweep.figure("odd-ranks", "The reduction, any number of GPUs, same bits", {"GPUs", true},
                                      {"reduction, us", false}, &DecodeTime::reduce_us, 1));
   out.tables.push_back(sweep.table("The reduction", "GPUs", &DecodeTime::reduce_us));
@@ -213,7 +206,7 @@ void add_uneven(ExperimentContext& context, Outcome& out, const std::string& wha
                                         {"merge", "fused", Strategy::kMerge}};
   const Sweep sweep(context, context.quick ? std::vector<double>{1, 4} : std::vector<double>{1, 2, 4, 8, 16}, lines,
                     [&](double factor) {
-                      DecodePoint at = point(context.quick ? 16 : 64, context.quick ? 640000 : 2560000);
+                      DecodePoint at = decode_point(context.quick ? 16 : 64, context.quick ? 640000 : 2560000);
                       if (factor > 1) at.cluster_lines = lines_for(factor);
                       return at;
                     });

@@ -16,13 +16,6 @@ namespace {
 
 constexpr double kPaperFactor = 8;  // "close x8 speedups when we use 128 GPUs on a sequence length of 5.12M"
 
-DecodePoint point(double ranks, double tokens) {
-  DecodePoint out;
-  out.ranks = static_cast<int>(ranks);
-  out.tokens = static_cast<std::int64_t>(tokens);
-  return out;
-}
-
 Source source_of(const DecodeTime& a, const DecodeTime& b) {
   return a.source == Source::kSimulated && b.source == Source::kSimulated ? Source::kSimulated : Source::kClosedForm;
 }
@@ -50,7 +43,7 @@ void add_relative(Figure& figure, const Sweep& sweep, int ranks, const Overhead&
 // The paper's factor at the largest case, as it comes out and with what the authors' timings contain besides.
 void compare_factor(ExperimentContext& context, Outcome& out, double tokens) {
   const auto time = [&](int ranks, Strategy strategy, double overhead_us) {
-    DecodePoint at = point(ranks, tokens);
+    DecodePoint at = decode_point(ranks, tokens);
     at.strategy = strategy;
     at.overhead_us = overhead_us;
     return context.times.at(at);
@@ -96,7 +89,7 @@ void run_latency(ExperimentContext& context, Outcome& out) {
   Figure relative{"latency-relative", "Time relative to ring at 80k", tokens, ratio, {}};
   Figure first_call{"latency-first-call", "Time relative to ring at 80k, first calls that compile", tokens, ratio, {}};
   for (const int ranks : {8, 64, 128}) {
-    const Sweep sweep(context, lengths, usual_lines(), [&](double n) { return point(ranks, n); });
+    const Sweep sweep(context, lengths, usual_lines(), [&](double n) { return decode_point(ranks, n); });
     out.figures.push_back(sweep.figure(fmt::format("latency-{}", ranks),
                                        fmt::format("One decoding step, {} GPUs", ranks), tokens, {"time, ms", true},
                                        &DecodeTime::us, 1e-3));
@@ -115,7 +108,7 @@ void run_fused(ExperimentContext& context, Outcome& out) {
                                         {"one, butterfly", "butterfly", Strategy::kButterfly},
                                         {"one, merge", "fused", Strategy::kMerge}};
   const Sweep sweep(context, powers_of_two(8, context.quick ? 128 : 1024), lines,
-                    [](double ranks) { return point(ranks, 5120000); });
+                    [](double ranks) { return decode_point(ranks, 5120000); });
   out.figures.push_back(sweep.figure("fused", "The reduction alone, 5.12M tokens", {"GPUs", true},
                                      {"reduction, us", false}, &DecodeTime::reduce_us, 1));
   out.tables.push_back(sweep.table("The reduction alone", "GPUs", &DecodeTime::reduce_us));
@@ -142,9 +135,9 @@ std::string fit_text(const char* what, const plan::Line& line, const char* x) {
 void run_scaling(ExperimentContext& context, Outcome& out) {
   constexpr double kShare = 40000;  // tokens: that of 5.12M on 128
   const std::vector<double> ranks = powers_of_two(2, context.quick ? 64 : 4096);
-  const auto at_share = [](double p) { return point(p, kShare * p); };
+  const auto at_share = [](double p) { return decode_point(p, kShare * p); };
   const auto alone = [](double p) {
-    DecodePoint at = point(p, kShare * p);
+    DecodePoint at = decode_point(p, kShare * p);
     at.ranks_per_node = 1;
     return at;
   };
@@ -186,7 +179,7 @@ void run_scaling(ExperimentContext& context, Outcome& out) {
 void run_fixed_length(ExperimentContext& context, Outcome& out) {
   const std::vector<double> ranks = powers_of_two(2, context.quick ? 64 : 4096);
   const Sweep sweep(context, ranks, usual_lines(), [](double p) {
-    DecodePoint at = point(p, 5120000);
+    DecodePoint at = decode_point(p, 5120000);
     at.ranks_per_node = 1;
     return at;
   });
@@ -216,7 +209,7 @@ void run_links(ExperimentContext& context, Outcome& out) {
        {std::tuple("in a node", "fused", 2), std::tuple("between nodes", "ring", 1)}) {
     Series t{name, role, Source::kClosedForm, {}, {}};
     for (std::int64_t batch = 1; batch <= (context.quick ? 64 : 16384); batch *= 4) {
-      DecodePoint pair = point(2, 512);
+      DecodePoint pair = decode_point(2, 512);
       pair.ranks_per_node = on_node;
       pair.batch = batch;
       pair.strategy = Strategy::kButterfly;
