@@ -57,11 +57,14 @@ class Deadline {
   throw Unavailable(fmt::format("tcp_communicator: {} within the deadline", what));
 }
 
+// Before it is bound or connected. Its address may be used again: neither what an earlier run has closed keeps rank 0
+// from listening, nor a socket that has called itself (see calls_itself).
 void set_options(int fd) {
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL, 0) | O_NONBLOCK);
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
 }
 
 // Until one of them is ready.
@@ -135,13 +138,10 @@ Socket listen_on(int port) {
       if (a->ai_family != family) continue;
       Socket socket(::socket(a->ai_family, a->ai_socktype, a->ai_protocol));
       if (!socket.open()) continue;
-      const int on = 1, off = 0;
-      ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+      set_options(socket.fd());
+      const int off = 0;
       ::setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-      if (::bind(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(socket.fd(), SOMAXCONN) == 0) {
-        set_options(socket.fd());
-        return socket;
-      }
+      if (::bind(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(socket.fd(), SOMAXCONN) == 0) return socket;
     }
   }
   fail(fmt::format("port {}", port));
@@ -175,9 +175,6 @@ Socket connect_to(const std::string& host, int port, const Deadline& deadline) {
       if (!socket.open() && errno != EAFNOSUPPORT) fail(fmt::format("a socket to {}:{}", host, port));
       if (!socket.open()) continue;
       set_options(socket.fd());
-      // One that has called itself must not keep rank 0 from listening, not even when it is closed.
-      const int on = 1;
-      ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
       if (::connect(socket.fd(), a->ai_addr, a->ai_addrlen) != 0 && errno != EINPROGRESS) continue;
       wait_until(socket.fd(), POLLOUT, deadline, what);
       int error = 0;

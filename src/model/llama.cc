@@ -92,6 +92,8 @@ const Transcript& Llama::transcript(SequenceId sequence) const {
   return found->second;
 }
 
+void Llama::drop_unfinished(SequenceId sequence) { cache_.truncate(sequence, transcript(sequence).length()); }
+
 void Llama::check_tokens(std::span<const std::int32_t> tokens, std::string_view where) const {
   const std::int64_t vocab = config().vocab;
   for (const std::int32_t token : tokens) {
@@ -166,7 +168,7 @@ void Llama::prefill(SequenceId sequence, std::span<const std::int32_t> tokens, s
   const std::int64_t ranks = way == Way::kBlocks ? communicator()->size() : 1;
   const std::int64_t piece = options_.chunks_per_piece * ranks * chunk;
   Transcript& transcript = transcripts_.at(sequence);
-  cache_.truncate(sequence, transcript.length());  // what a call that threw left behind
+  drop_unfinished(sequence);
   Transcript planned = transcript;
   planned.append(tokens, way);
   const std::int64_t begin = transcript.length(), end = planned.length();
@@ -264,9 +266,9 @@ std::span<const float> Llama::decode(std::span<const SequenceId> sequences, std:
     check_room(id, 1);
     positions.push_back(transcript(id).length());
   }
-  for (std::size_t i = 0; i < rows; ++i) {
-    cache_.truncate(sequences[i], positions[i]);  // what a call that threw left behind
-    cache_.extend(sequences[i], 1);
+  for (const SequenceId id : sequences) {
+    drop_unfinished(id);
+    cache_.extend(id, 1);
   }
   const kernels::PassRows pass{kernels::Pass::kDecode, tokens, positions, frequencies_};
   if (std::vector<std::int64_t> key = attention_->prepare_step(sequences); !key.empty()) {

@@ -94,6 +94,8 @@ class Llama {
   Llama(std::shared_ptr<const Weights> weights, KvCache cache, kernels::ModelOps& ops, ThreadPool& pool,
         const LlamaOptions& options);
   void check_room(SequenceId sequence, std::int64_t tokens) const;
+  // What a call that threw left in the cache beyond the transcript.
+  void drop_unfinished(SequenceId sequence);
   void reserve(std::int64_t rows);
   void forward(const kernels::PassRows& pass, const Attend& attend);
   std::array<kernels::Projection, 3> projections(const LayerWeights& w) const;

@@ -56,9 +56,7 @@ SavedText text_of(const fs::path& directory, const KvCache& cache) {
 }  // namespace
 
 void Llama::save(const fs::path& directory, std::span<const std::int32_t> pending) {
-  for (const auto& [id, transcript] : transcripts_) {
-    cache_.truncate(id, transcript.length());  // what a call that threw left behind
-  }
+  for (const auto& [id, transcript] : transcripts_) drop_unfinished(id);
   const bool writes = communicator()->rank() == 0;
   // Two saves at once would leave one's tokens beside the other's cache.
   const parallel::DirectoryTurn turn(*communicator(), directory);
