@@ -43,6 +43,7 @@ const void* CacheAttention::queries_on_gpu(const float* q, std::int64_t rows) {
   if (floats > rounded_floats_) {
     device()->finish();  // before what it reads is given back
     rounded_q_ = OpsArray();
+    rounded_floats_ = 0;
     rounded_q_ = OpsArray(ops_, floats);
     rounded_floats_ = floats;
   }

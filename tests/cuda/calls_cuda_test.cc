@@ -131,5 +131,48 @@ TEST(CallsCudaTest, ManyPlansAtTheSameTime) {
   }
 }
 
+// One head on the second of two pages, which are shorter than their number of tokens may say.
+struct PagedCall {
+  static constexpr std::int64_t kTokens = 112, kDim = 64;
+
+  PagedCall(std::int64_t page_tokens, const std::int32_t* table, std::int64_t length) : lengths{length} {
+    // Page 0 is nobody's. Not NaN: what comes out not finite is computed once more, by another kernel.
+    cuda_check(cudaMemset(rows.as<void>(), 0x3f, kTokens * kDim * 2), "page 0");
+    cuda_check(cudaMemset(rows.as<std::byte>() + kTokens * kDim * 2, 0, kTokens * kDim * 2), "page 1");
+    cuda_check(cudaMemset(q.as<void>(), 0, kDim * 2), "q");
+    in.q = QueryView::dense(q.as<void>(), DType::kBFloat16, 1, 1, 1, kDim);
+    in.k = KvView::paged(rows.as<void>(), DType::kBFloat16, 2, page_tokens, 1, kDim, 1, 1, table);
+    in.k.page_stride = kTokens * kDim;
+    in.k.tokens = kTokens;
+    in.v = in.k;
+    in.lengths = lengths;
+  }
+  std::vector<float> run() const {
+    CudaPlan plan(0, in, {});
+    plan.attention(out.as<float>(), nullptr, nullptr);
+    std::vector<float> got(kDim);
+    cuda_check(cudaMemcpy(got.data(), out.as<void>(), kDim * sizeof(float), cudaMemcpyDeviceToHost), "results");
+    return got;
+  }
+
+  DeviceMemory rows{2 * kTokens * kDim * 2}, q{kDim * 2}, out{kDim * sizeof(float)};
+  std::vector<std::int64_t> lengths;
+  AttentionInput in;
+};
+
+TEST(CallsCudaTest, PagesOfAnySize) {
+  if (!cuda_problem().empty()) GTEST_SKIP() << "*** SKIPPED: " << cuda_problem() << " ***";
+  const std::int32_t second_page = 1;
+  for (const std::int64_t page_tokens : {std::int64_t{112}, std::int64_t{1} << 31, std::int64_t{1} << 32}) {
+    const PagedCall call(page_tokens, &second_page, 100);
+    EXPECT_EQ(call.run(), std::vector<float>(PagedCall::kDim)) << page_tokens;
+  }
+}
+
+TEST(CallsCudaTest, WithoutTokensThereNeedNotBeATable) {
+  if (!cuda_problem().empty()) GTEST_SKIP() << "*** SKIPPED: " << cuda_problem() << " ***";
+  EXPECT_EQ(PagedCall(112, nullptr, 0).run(), std::vector<float>(PagedCall::kDim));
+}
+
 }  // namespace
 }  // namespace treeattn::kernels

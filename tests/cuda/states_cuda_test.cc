@@ -85,6 +85,17 @@ TEST_F(CudaStates, IdentityMergeAndFinalize) {
   }
 }
 
+// What a program's own call left behind is not reported as the failure of ours.
+TEST_F(CudaStates, ErrorsOfOtherCallsAreNotTheirs) {
+  const DeviceMemory states(18 * sizeof(float)), out(16 * sizeof(float));
+  void* too_much = nullptr;
+  ASSERT_EQ(cudaMalloc(&too_much, std::size_t{1} << 60), cudaErrorMemoryAllocation);
+  EXPECT_NO_THROW(cuda_identity_states(states.as<float>(), 1, 16, nullptr));
+  EXPECT_NO_THROW(cuda_merge_states(states.as<float>(), states.as<float>(), 1, 16, nullptr));
+  EXPECT_NO_THROW(cuda_finalize_states(states.as<float>(), 1, 16, nullptr, 0, out.as<float>(), nullptr, nullptr));
+  EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);  // it stays where the program finds it
+}
+
 TEST_F(CudaStates, WrongCallsAreRefused) {
   EXPECT_THROW(cuda_merge_states(nullptr, nullptr, 1, 0, nullptr), InvalidArgument);
   EXPECT_THROW(cuda_finalize_states(nullptr, 6, 16, nullptr, 2, nullptr, nullptr, nullptr), InvalidArgument);

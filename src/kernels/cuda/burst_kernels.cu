@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/burst_kernels.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace treeattn::kernels::cuda {
@@ -42,14 +42,12 @@ double multiply_add_burst(DType type, int multiprocessors, float* sink, cudaStre
   const unsigned blocks = static_cast<unsigned>(multiprocessors * kBlocksPerMultiprocessor);
   const double rounds = static_cast<double>(blocks) * kThreads * kRounds * kSums;  // of one thread each
   double operations = 2;
+  auto* kernel = float_burst;
   if (type == DType::kBFloat16 || type == DType::kFloat16) {
-    (type == DType::kFloat16 ? tensor_burst<__half>
-                             : tensor_burst<__nv_bfloat16>)<<<blocks, kThreads, 0, stream>>>(sink);
+    kernel = type == DType::kFloat16 ? tensor_burst<__half> : tensor_burst<__nv_bfloat16>;
     operations = 2.0 * 16 * 8 * 16 / 32;  // of a warp's instruction, over its threads
-  } else {
-    float_burst<<<blocks, kThreads, 0, stream>>>(sink);
   }
-  check(cudaGetLastError(), "multiply-adds");
+  start_dependent(kernel, blocks, kThreads, false, stream, "multiply-adds", sink);
   return operations * rounds;
 }
 

@@ -58,8 +58,9 @@ DeviceKv device_kv(const KvView& view) {
   return out;
 }
 
+// Where no sequence has a token there need not be a table.
 DeviceBuffer upload_table(const KvView& view) {
-  if (view.page_tokens == 0) return {};
+  if (view.page_tokens == 0 || view.page_table == nullptr) return {};
   return DeviceBuffer::copy_of(view.page_table, static_cast<std::size_t>(view.batch * view.pages_per_sequence));
 }
 
@@ -96,12 +97,19 @@ AttentionParams params_of(const Problem& problem) {
 
 namespace {
 
+std::size_t shared_memory_of_block() {
+  int gpu = 0, most = 0;
+  check(cudaGetDevice(&gpu), "current GPU");
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu), "shared memory of the GPU");
+  return static_cast<std::size_t>(most);
+}
+
 // Makes a kernel ready on the current GPU and returns how many of its blocks a multiprocessor holds. Once for each:
 // every one of these calls takes a lock of the driver, for which ranks that share a GPU would queue at every step.
 int blocks_of_multiprocessor(const void* kernel, int threads, std::size_t shared_bytes) {
   static std::mutex mutex;
   static std::map<std::tuple<int, const void*, int, std::size_t>, int> known;
-  int gpu = 0, most = 0, resident = 0;
+  int gpu = 0, resident = 0;
   check(cudaGetDevice(&gpu), "current GPU");
   const std::scoped_lock lock(mutex);
   const auto found = known.try_emplace({gpu, kernel, threads, shared_bytes}, 0).first;
@@ -109,9 +117,8 @@ int blocks_of_multiprocessor(const void* kernel, int threads, std::size_t shared
   // As much as the GPU gives, and not what this call needs: another thread may be about to start the same kernel.
   cudaFuncAttributes attributes{};
   check(cudaFuncGetAttributes(&attributes, kernel), "loading of the kernel");
-  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu), "shared memory of the GPU");
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             most - static_cast<int>(attributes.sharedSizeBytes)),
+                             static_cast<int>(shared_memory_of_block() - attributes.sharedSizeBytes)),
         "shared memory of the kernel");
   check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, shared_bytes),
         "blocks of a multiprocessor");
@@ -150,6 +157,20 @@ bool make_tensor_maps(const Problem& problem, const Launch& launch, AttentionPar
 
 }  // namespace
 
+bool code_is_for_hopper() {
+  static std::mutex mutex;
+  static std::map<int, bool> known;  // by GPU: asking takes a lock of the driver
+  int gpu = 0;
+  check(cudaGetDevice(&gpu), "current GPU");
+  const std::scoped_lock lock(mutex);
+  if (const auto found = known.find(gpu); found != known.end()) return found->second;
+  // Any kernel will do: all are compiled for the same GPUs, but for those of hopper_*.cu.
+  const Launch any = find_generic({}, 1, shared_memory_of_block());
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(any.kernel)), "loading of a kernel");
+  return known[gpu] = attributes.ptxVersion >= 90;
+}
+
 Launch prepare_launch(const Problem& problem, int multiprocessors, AttentionParams& params) {
   const int rows = static_cast<int>(std::min<std::int64_t>(problem.group() * problem.q.queries, 16));
   Launch launch = find_prefill(params);
@@ -159,8 +180,9 @@ Launch prepare_launch(const Problem& problem, int multiprocessors, AttentionPara
     if (!params.tensor_copies) launch = {};
   }
   if (launch.kernel == nullptr) {
-    launch = find_decode_mma(params, rows);
-    if (launch.kernel == nullptr) launch = find_generic(params, rows);
+    const std::size_t most_bytes = shared_memory_of_block();
+    launch = find_decode_mma(params, rows, most_bytes);
+    if (launch.kernel == nullptr) launch = find_generic(params, rows, most_bytes);
     params.tensor_copies = launch.tile > 0 && make_tensor_maps(problem, launch, params);
   }
   if (launch.takes_items) {

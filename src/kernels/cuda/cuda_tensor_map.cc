@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/cuda/launch.h"
+
 namespace treeattn::kernels::cuda {
 namespace {
 
@@ -27,11 +29,7 @@ PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
 
 bool make_tensor_map(const KvView& view, std::int64_t first_key, int tile, TensorMap& map) {
   static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
-  int device = 0, major = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major < 9) {
-    return false;
-  }
+  if (!code_is_for_hopper()) return false;
   const bool paged = view.page_tokens > 0;
   if (paged && (view.page_tokens % tile != 0 || first_key % tile != 0)) return false;
   const auto encode = find_encoder();

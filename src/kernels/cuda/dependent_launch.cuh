@@ -27,7 +27,8 @@ __device__ inline void let_next_start() {
 #endif
 }
 
-// overlaps: whether this GPU can; the kernel calls wait_for_earlier.
+// overlaps: whether this GPU can; the kernel calls wait_for_earlier. What fails is this launch: cudaGetLastError after
+// <<<>>> would tell of a call before it as well, whoever made that.
 template <class... Parameters, class... Arguments>
 void start_dependent_with(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, std::size_t shared_bytes,
                           bool overlaps, cudaStream_t stream, const char* what, Arguments&&... arguments) {

@@ -26,10 +26,11 @@ __global__ void __launch_bounds__(kThreads) generic_kernel(const __grid_constant
 
 }  // namespace
 
-Launch find_generic(const AttentionParams& params, int rows) {
-  rows = std::min(rows, kGenericRows);
-  const std::size_t floats = GenericScratch::floats(rows, params.k.dim, params.v.dim);
-  return {generic_kernel, kThreads, floats * sizeof(float), "generic", {kGenericRows, kGenericLevels}, 0};
+Launch find_generic(const AttentionParams& params, int most_rows, std::size_t most_bytes) {
+  return with_rows_that_fit(std::min(most_rows, kGenericRows), most_bytes, [&](int rows) -> Launch {
+    const std::size_t floats = GenericScratch::floats(rows, params.k.dim, params.v.dim);
+    return {generic_kernel, kThreads, floats * sizeof(float), "generic", {kGenericRows, kGenericLevels}, 0};
+  });
 }
 
 }  // namespace treeattn::kernels::cuda

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <type_traits>
 
 #include "kernels/cuda/params.h"
@@ -12,6 +14,10 @@ namespace treeattn::kernels::cuda {
 
 // Throws Unavailable naming what failed.
 void check(cudaError_t error, const char* what);
+
+// Whether what runs on the current GPU was compiled for Hopper or later: tensor copies, kernels that wait for those
+// before them. The GPU alone does not say so: it translates code for an older one, too.
+bool code_is_for_hopper();
 
 // A kernel and how it is started: one block an item, or as many blocks as run at the same time, which take items until
 // none is left.
@@ -60,19 +66,34 @@ Launch for_head_dim(int dim, const Find& find) {
   }
 }
 
-// Parts of find_decode_mma.
-Launch find_decode_bf16(int dim, int rows);
-Launch find_decode_f16(int dim, int rows);
+// Parts of find_decode_mma. most_bytes: of shared memory, to choose by; what is found may need more.
+Launch find_decode_bf16(int dim, int rows, std::size_t most_bytes);
+Launch find_decode_f16(int dim, int rows, std::size_t most_bytes);
 // two_heads: items of two neighbouring KV heads, of 64 columns each that lie side by side; `rows` is of both.
 Launch find_decode_int8(int dim, int rows, bool two_heads);
 Launch find_decode_fp8(int dim, int rows, bool two_heads);
+
+// Whether positions and pages are 32-bit numbers, as the tensor-core kernels have them.
+bool has_short_positions(const AttentionParams& params);
 
 // The kernel for calls with many queries, on the current GPU; kernel is null where there is none. It needs tensor maps.
 Launch find_prefill(const AttentionParams& params);
 
 // The kernel for calls of this kind, whose items never need more than `rows` rows; it may ask for less. kernel is null
-// where there is none.
-Launch find_decode_mma(const AttentionParams& params, int rows);
-Launch find_generic(const AttentionParams& params, int rows);
+// where there is none that does with most_bytes of shared memory for a block.
+Launch find_decode_mma(const AttentionParams& params, int rows, std::size_t most_bytes);
+Launch find_generic(const AttentionParams& params, int rows, std::size_t most_bytes);
+
+// find(rows) with as many rows of an item as fit into shared memory: how many they are changes no bits.
+template <class Find>
+Launch with_rows_that_fit(int rows, std::size_t most_bytes, const Find& find) {
+  for (; rows > 0; rows /= 2) {
+    Launch launch = find(rows);
+    if (launch.kernel == nullptr || launch.shared_bytes > most_bytes) continue;
+    launch.limits.rows = std::min(launch.limits.rows, rows * launch.limits.kv_heads);
+    return launch;
+  }
+  return {};
+}
 
 }  // namespace treeattn::kernels::cuda

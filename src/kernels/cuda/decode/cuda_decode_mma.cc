@@ -29,11 +29,9 @@ bool heads_in_twos(const AttentionParams& p, int rows, int most_rows) {
          2 * rows <= most_rows;
 }
 
-}  // namespace
-
-Launch find_decode_mma(const AttentionParams& p, int rows) {
-  // Positions are 32-bit numbers in these kernels.
-  if (p.first_key + p.most_tokens >= (std::int64_t{1} << 30) || p.order.chunk_tokens >= (1 << 30)) return {};
+// Items of at most `rows` rows.
+Launch find_of_rows(const AttentionParams& p, int rows, std::size_t most_bytes) {
+  if (!has_short_positions(p)) return {};
   if (p.k.dtype != p.v.dtype || p.k.dim != p.v.dim) return {};
   const bool bytes = p.k.dtype == DType::kInt8 || p.k.dtype == DType::kFp8E4M3;
   if (!rows_aligned(p.k, bytes ? 1 : 2) || !rows_aligned(p.v, bytes ? 1 : 2)) return {};
@@ -48,9 +46,21 @@ Launch find_decode_mma(const AttentionParams& p, int rows) {
                                      : find_decode_fp8(p.k.dim, taken, two_heads);
   }
   if (p.k.dtype != p.q_dtype || !queries_aligned(p, 2, 2)) return {};
-  if (p.q_dtype == DType::kBFloat16) return find_decode_bf16(p.k.dim, rows);
-  if (p.q_dtype == DType::kFloat16) return find_decode_f16(p.k.dim, rows);
+  if (p.q_dtype == DType::kBFloat16) return find_decode_bf16(p.k.dim, rows, most_bytes);
+  if (p.q_dtype == DType::kFloat16) return find_decode_f16(p.k.dim, rows, most_bytes);
   return {};
+}
+
+}  // namespace
+
+bool has_short_positions(const AttentionParams& p) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  return p.first_key + p.most_tokens < kMost && p.order.chunk_tokens < kMost && p.k.page_tokens < kMost &&
+         p.v.page_tokens < kMost;
+}
+
+Launch find_decode_mma(const AttentionParams& p, int most_rows, std::size_t most_bytes) {
+  return with_rows_that_fit(most_rows, most_bytes, [&](int rows) { return find_of_rows(p, rows, most_bytes); });
 }
 
 }  // namespace treeattn::kernels::cuda

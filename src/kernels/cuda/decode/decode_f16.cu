@@ -3,6 +3,8 @@
 
 namespace treeattn::kernels::cuda {
 
-Launch find_decode_f16(int dim, int rows) { return decode_mma_launch<__half>(dim, rows); }
+Launch find_decode_f16(int dim, int rows, std::size_t most_bytes) {
+  return decode_mma_launch<__half>(dim, rows, most_bytes);
+}
 
 }  // namespace treeattn::kernels::cuda

@@ -454,9 +454,9 @@ Launch decode_mma_launch(int rows, int levels) {
   return launch;
 }
 
-// The kernel for elements of T, head dim kDim and items of at most `rows` rows.
+// The kernel for elements of T, head dim kDim and items of at most `rows` rows; the bits do not depend on kStages.
 template <class T, int kDim>
-Launch decode_mma_launch(int rows) {
+Launch decode_mma_of_dim(int rows, std::size_t most_bytes) {
   const int levels = rows <= 2 ? 4 : rows <= 8 ? 3 : 2;
   constexpr int kStages = kDim <= 64 ? 4 : 2;  // 64 KiB on their way to a block
   if constexpr (kDim <= 128) {
@@ -465,15 +465,16 @@ Launch decode_mma_launch(int rows) {
     if (rows > 8) return decode_mma_launch<MmaWarp<T, kDim, 2>, kStages>(std::min(rows, 16), levels);
   } else {
     // The accumulators of 16 rows of 256 columns are more than there are registers.
-    if (rows <= 4) return decode_mma_launch<MmaWarp<T, kDim, 1>, 3>(rows, levels);
+    const Launch deeper = decode_mma_launch<MmaWarp<T, kDim, 1>, 3>(rows, levels);
+    if (rows <= 4 && deeper.shared_bytes <= most_bytes) return deeper;
   }
   return decode_mma_launch<MmaWarp<T, kDim, 1>, kStages>(std::min(rows, 8), levels);
 }
 
 // The same for any head dim; kernel is null where there is none. Each type is compiled in a file of its own.
 template <class T>
-Launch decode_mma_launch(int dim, int rows) {
-  return for_head_dim(dim, [&](auto fixed) { return decode_mma_launch<T, fixed.value>(rows); });
+Launch decode_mma_launch(int dim, int rows, std::size_t most_bytes) {
+  return for_head_dim(dim, [&](auto fixed) { return decode_mma_of_dim<T, fixed.value>(rows, most_bytes); });
 }
 
 }  // namespace treeattn::kernels::cuda

@@ -135,8 +135,8 @@ const float* CudaModelOps::norm_linear_to_host(const float* x, const float* norm
   const std::int64_t outputs = one.w.rows, bytes = rows * outputs * static_cast<std::int64_t>(sizeof(float));
   if (results_.bytes() < static_cast<std::size_t>(bytes)) {
     finish();
+    ++generation_;  // first: what was recorded is lost even where the rest throws
     results_.resize(static_cast<std::size_t>(bytes));
-    ++generation_;
   }
   auto* const host = reinterpret_cast<float*>(results_.data());
   const std::int64_t pieces = std::clamp<std::int64_t>(bytes / kPieceBytes, 1, kMostPieces);

@@ -13,12 +13,10 @@ namespace treeattn::kernels {
 namespace cuda {
 
 CudaModelOps::CudaModelOps(int gpu) : device_(gpu), name_(fmt::format("cuda:{}", gpu)), product_(gpu) {
-  int major = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu), "attribute of the GPU");
   check(cudaDeviceGetAttribute(&queue_.multiprocessors, cudaDevAttrMultiProcessorCount, gpu), "attribute of the GPU");
   queue_.stream = static_cast<cudaStream_t>(device_.stream());
-  queue_.overlaps = major >= 9;
   const UseDevice use(gpu);
+  queue_.overlaps = code_is_for_hopper();
   check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "stream");
   check(cudaEventCreateWithFlags(&reached_, cudaEventDisableTiming), "event");
 }
@@ -75,7 +73,11 @@ void CudaModelOps::send_tables(const PassRows& rows, bool put) {
   if (put) {
     // The host's side of the last copy must have been read.
     check(cudaStreamSynchronize(queue_.stream), "last pass");
-    if (tables_.reserve(std::max(rows.tokens.size(), rows.positions.size()), queue_.stream)) ++generation_;
+    const std::size_t wanted = std::max(rows.tokens.size(), rows.positions.size());
+    if (!tables_.has_room(wanted)) {
+      ++generation_;  // first: what was recorded is lost even where the rest throws
+      tables_.grow(wanted, queue_.stream);
+    }
     tables_.put(rows);
   }
   tables_.send(queue_.stream);
@@ -108,10 +110,12 @@ void CudaModelOps::rms_norm(const float* x, const float* weight, float eps, std:
 void CudaModelOps::fill_angles(std::span<const std::int64_t> positions, std::span<const double> frequencies) {
   const std::size_t half = frequencies.size();
   if (!std::equal(frequencies.begin(), frequencies.end(), frequencies_.begin(), frequencies_.end())) {
-    frequencies_.assign(frequencies.begin(), frequencies.end());
+    ++generation_;  // what was recorded is of others
+    frequencies_.clear();
     scratch(frequencies_there_, half * sizeof(double));
-    device_.copy_in(frequencies_there_.as<void>(), frequencies_.data(), half * sizeof(double));
+    device_.copy_in(frequencies_there_.as<void>(), frequencies.data(), half * sizeof(double));
     device_.finish();
+    frequencies_.assign(frequencies.begin(), frequencies.end());
   }
   scratch(angles_, positions.size() * 2 * half * sizeof(float));
   cuda::fill_angles(tables_.positions(), frequencies_there_.as<double>(), static_cast<std::int64_t>(positions.size()),

@@ -14,21 +14,23 @@ namespace treeattn::kernels::cuda {
 // What a pass has in the host's memory, and its copy on the GPU: tokens, positions.
 class PassTables {
  public:
-  // Room for so many rows. True where the memory is another now.
-  bool reserve(std::size_t rows, cudaStream_t stream) {
-    if (rows <= rows_) return false;
+  bool has_room(std::size_t rows) const { return rows <= rows_; }
+  // Room for so many rows, in other memory.
+  void grow(std::size_t rows, cudaStream_t stream) {
     check(cudaStreamSynchronize(stream), "last pass");
-    rows_ = rows + rows / 4;
-    host_.resize(bytes());
-    device_ = DeviceBuffer(bytes());
-    return true;
+    rows_ = 0;  // there is no room, should the rest throw
+    const std::size_t wanted = rows + rows / 4;
+    host_.resize(bytes_of(wanted));
+    device_ = DeviceBuffer(bytes_of(wanted));
+    rows_ = wanted;
   }
   void put(const PassRows& rows) {
     std::memcpy(host_.data(), rows.positions.data(), rows.positions.size_bytes());
     std::memcpy(host_.data() + rows_ * sizeof(std::int64_t), rows.tokens.data(), rows.tokens.size_bytes());
   }
   void send(cudaStream_t stream) {
-    check(cudaMemcpyAsync(device_.as<void>(), host_.data(), bytes(), cudaMemcpyHostToDevice, stream), "copy of tokens");
+    check(cudaMemcpyAsync(device_.as<void>(), host_.data(), bytes_of(rows_), cudaMemcpyHostToDevice, stream),
+          "copy of tokens");
   }
   const std::int64_t* positions() const { return device_.as<std::int64_t>(); }
   const std::int32_t* tokens() const {
@@ -36,7 +38,7 @@ class PassTables {
   }
 
  private:
-  std::size_t bytes() const { return rows_ * (sizeof(std::int64_t) + sizeof(std::int32_t)); }
+  static std::size_t bytes_of(std::size_t rows) { return rows * (sizeof(std::int64_t) + sizeof(std::int32_t)); }
   std::size_t rows_ = 0;
   PinnedBuffer host_;
   DeviceBuffer device_;

@@ -27,10 +27,8 @@ Launch find_prefill(const AttentionParams& p) {
   const bool q_aligned = reinterpret_cast<std::uintptr_t>(p.q) % 16 == 0 && p.q_batch_stride % 8 == 0 &&
                          p.q_query_stride % 8 == 0 && p.q_head_stride % 8 == 0;
   const bool plain = p.softcap == 0 && p.alibi_slopes == nullptr && p.scale > 0;
-  // Positions are 32-bit numbers in this kernel.
-  const bool short_enough =
-      p.first_key + p.most_tokens < (std::int64_t{1} << 30) && p.order.chunk_tokens < (std::int64_t{1} << 30);
-  if (p.queries < kFewestQueries || !same_type || !q_aligned || !plain || !short_enough || !gpu_is_hopper()) return {};
+  if (p.queries < kFewestQueries || !same_type || !q_aligned || !plain || !has_short_positions(p) || !gpu_is_hopper())
+    return {};
   if (p.q_dtype == DType::kBFloat16) return find_prefill_bf16(p.k.dim);
   if (p.q_dtype == DType::kFloat16) return find_prefill_f16(p.k.dim);
   return {};

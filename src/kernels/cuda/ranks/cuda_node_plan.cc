@@ -14,7 +14,8 @@ constexpr std::size_t kAlignment = 256;
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 std::size_t table_entries(const KvView& view) {
-  return view.page_tokens == 0 ? 0 : static_cast<std::size_t>(view.batch * view.pages_per_sequence);
+  const bool none = view.page_tokens == 0 || view.page_table == nullptr;  // without tokens there need not be a table
+  return none ? 0 : static_cast<std::size_t>(view.batch * view.pages_per_sequence);
 }
 
 std::size_t query_bytes(const QueryView& q) {
@@ -36,8 +37,8 @@ void NodePlan::begin(Tables& tables, std::size_t bytes) {
   if (tables.host.bytes() >= bytes) return;
   check(cudaStreamSynchronize(stream_), "last call");
   ++growth_;
-  tables.host.resize(bytes + bytes / 4);
-  tables.device = DeviceBuffer(tables.host.bytes());
+  tables.device = DeviceBuffer(bytes + bytes / 4);
+  tables.host.resize(tables.device.bytes());  // last: where one of the two throws, the next call finds too little here
 }
 
 template <class T>
@@ -198,6 +199,7 @@ std::vector<std::int64_t> NodePlan::prepare_step(Problem problem) {
   key.push_back(problem.k.pages);
   key.push_back(growth_);
   if (key == step_key_) return key;  // the tables have other content, and lie where they did
+  step_key_.clear();                 // of nothing, should the rest throw
   step_params_ = params;
   step_launch_ = prepare(problem, step_params_);
   key.back() = growth_;

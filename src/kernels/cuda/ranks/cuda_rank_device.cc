@@ -70,7 +70,7 @@ struct RankDevice::Impl {
     const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount, gpu);
     plan = std::make_unique<NodePlan>(multiprocessors, stream);
     steps = std::make_unique<NodePlan>(multiprocessors, stream);
-    overlaps = attribute(cudaDevAttrComputeCapabilityMajor, gpu) >= 9;
+    overlaps = code_is_for_hopper();
   }
 
   int gpu;

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/ranks/peer_kernel.h"
 #include "kernels/cuda/ranks/warp_rows.cuh"
 
@@ -150,8 +150,7 @@ __global__ void __launch_bounds__(kThreads) exchange_kernel(const __grid_constan
 void start_exchange(const PeerParams& params, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(exchange_blocks(params));
   const std::size_t bytes = params.merge && fits(params) ? shared_bytes(params) : 0;
-  exchange_kernel<<<blocks, kThreads, bytes, stream>>>(params);
-  check(cudaGetLastError(), "exchange between GPUs");
+  start_dependent_with(exchange_kernel, blocks, kThreads, bytes, false, stream, "exchange between GPUs", params);
 }
 
 void load_exchange() {

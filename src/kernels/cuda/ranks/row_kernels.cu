@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/half.h"
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/device_rows.cuh"
-#include "kernels/cuda/launch.h"
 #include "kernels/cuda/ranks/row_kernels.h"
 #include "kernels/cuda/ranks/warp_rows.cuh"
 
@@ -138,19 +138,18 @@ void convert_rows(const RowConversion& conversion, cudaStream_t stream) {
   const std::int64_t rows = conversion.tokens * conversion.heads;
   if (rows == 0) return;
   const auto blocks = static_cast<unsigned>((rows + kWarps - 1) / kWarps);
-  convert_kernel<<<blocks, kWarps * kLanes, 0, stream>>>(conversion);
-  check(cudaGetLastError(), "conversion of rows");
+  start_dependent(convert_kernel, blocks, kWarps * kLanes, false, stream, "conversion of rows", conversion);
 }
 
 void fill_noise(std::uint16_t* to, std::size_t count, std::uint32_t seed, cudaStream_t stream) {
   if (count == 0) return;
-  noise_kernel<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(to, count, seed);
-  check(cudaGetLastError(), "random numbers");
+  start_dependent(noise_kernel, static_cast<unsigned>((count + 255) / 256), 256, false, stream, "random numbers", to,
+                  count, seed);
 }
 
 void read_all(const void* data, std::size_t bytes, unsigned* sink, cudaStream_t stream) {
-  read_kernel<<<1056, 512, 0, stream>>>(static_cast<const uint4*>(data), bytes / sizeof(uint4), sink);
-  check(cudaGetLastError(), "read of memory");
+  start_dependent(read_kernel, 1056, 512, false, stream, "read of memory", static_cast<const uint4*>(data),
+                  bytes / sizeof(uint4), sink);
 }
 
 }  // namespace treeattn::kernels::cuda

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/ranks/state_kernels.h"
 #include "kernels/cuda/ranks/warp_rows.cuh"
 
@@ -38,8 +38,7 @@ void for_each(std::size_t rows, std::size_t columns, cudaStream_t stream, const 
   constexpr unsigned kThreads = 256;
   const auto blocks = static_cast<unsigned>((rows * columns + kThreads - 1) / kThreads);
   if (blocks == 0) return;
-  each_kernel<<<blocks, kThreads, 0, stream>>>(rows, columns, body);
-  check(cudaGetLastError(), what);
+  start_dependent(each_kernel<Body>, blocks, kThreads, false, stream, what, rows, columns, body);
 }
 
 }  // namespace
@@ -51,9 +50,8 @@ void merge_blocks(std::span<const MergeStep> steps, RowShape shape, cudaStream_t
     list.count = static_cast<int>(std::min<std::size_t>(steps.size(), kStepsAtOnce));
     std::copy_n(steps.begin(), list.count, list.steps);
     steps = steps.subspan(static_cast<std::size_t>(list.count));
-    merge_kernel<<<static_cast<unsigned>((shape.rows + kWarps - 1) / kWarps), kWarps * kLanes, 0, stream>>>(list,
-                                                                                                            shape);
-    check(cudaGetLastError(), "merge of states");
+    start_dependent(merge_kernel, static_cast<unsigned>((shape.rows + kWarps - 1) / kWarps), kWarps * kLanes, false,
+                    stream, "merge of states", list, shape);
   }
 }
 
