@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tile is 16 (or 32) rows of weights. The eight warps of a block share its columns: warp w has the groups of 128
 // columns w, w + 8, ..., adds up what it has, and at the end of a tile the warps' sums are added in order. So the order
-// of every sum follows from the shape of the matrix alone.
+// of every sum follows from the shape of the matrix alone. Others add them and store the result: weights are on their
+// way all the time.
 //
 // Tensor cores want the weights of a thread as pairs of columns 2t and 2t + 8 of 16. Which column is called which is
 // free as long as x agrees: a thread's 16 bytes, columns 8t to 8t + 7 of 32, are the pairs of two products, and go to
@@ -39,6 +40,10 @@ struct Slot {
   __device__ static int weight(int half, int row, int unit) {
     return (half * 8 * kTiles + row) * kWeightRow + Weights::exchanged(row, unit) * 16;
   }
+  // The same of a row of x.
+  __device__ static int x(int row, int unit) {
+    return kWeights + row * kRow + BFloat16Weights::exchanged(row, unit) * 16;
+  }
   __device__ static int scales(int half, int row) { return kScales + (half * 8 * kTiles + row) * Weights::kScaleBytes; }
   __host__ __device__ static int bytes(int rows, bool with_rows) { return kWeights + (with_rows ? rows * kRow : 0); }
 };
@@ -75,18 +80,14 @@ class Copies {
       if constexpr (Weights::kScaleBytes > 0) start_scales(slot);
     }
   }
-  // x of the group `of_turn`, behind its weights.
+  // x of the group `of_turn`, behind its weights: two rows at a time as well.
   __device__ void start_rows(std::uint32_t slot, int of_turn) const {
-    const int first = column_of(of_turn);
-    for (int row = lane / 4; row < t.rows; row += 8) {
+    constexpr int kOfRow = Place::kRow / 16, kAtOnce = 32 / kOfRow;
+    const int column = (number + of_turn * kWarps) * kGroup + lane % kOfRow * 8;
+    const bool there = column < t.cols;
+    for (int row = lane / kOfRow; row < t.rows; row += kAtOnce) {
       const std::uint16_t* from = t.x.rounded + static_cast<std::int64_t>(row) * t.cols;
-#pragma unroll
-      for (int s = 0; s < kGroup / kStep; ++s) {
-        const int column = first + s * kStep;
-        const bool there = column < t.cols;
-        copy_async_16(slot + Place::kWeights + row * Place::kRow + (s * 4 + lane % 4) * 16, from + (there ? column : 0),
-                      there);
-      }
+      copy_async_16(slot + Place::x(row, lane % kOfRow), from + (there ? column : 0), there);
     }
   }
   __device__ bool any() const { return tile < t.tiles && turns > 0; }
@@ -144,16 +145,81 @@ __device__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
+// ---- the end of a tile
+
+// Barriers of a block, by number (__syncthreads has 0), one for each of two buffers: `meet` waits for all of these
+// threads, `arrive` for nobody. What one of them wrote before can be read by those who meet.
+enum Barrier : int { kSumsThere = 1, kSumsTaken = 3 };
+__device__ inline void meet(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ inline void arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// What every warp has added up of two tiles, by turns, for the warps that end them.
+template <int kEnds>
+using Sums = float4[2][kWarps][kEnds][32];
+
+// The warps that end tiles, kEnds of them, each with a tile of the tensor cores: they wait for the sums of the others,
+// who go on meanwhile.
+template <int kTiles, int kColumns, bool kHolds>
+class TileEnds {
+ public:
+  static constexpr int kEnds = kTiles * kColumns, kAllThreads = kThreads + 32 * kEnds;
+
+  __device__ static void run(const StreamTask& t, const Sums<kEnds>& sums, float (*squares)[kNormWarps], int number,
+                             int lane) {
+    float inverse_size[2] = {};  // of the two rows of x that this thread has, if it has them
+    bool first = true;
+    int buffer = 0;
+    for (int tile = static_cast<int>(blockIdx.x); tile < t.tiles; tile += static_cast<int>(gridDim.x), buffer ^= 1) {
+      TileSums<8 * kTiles> result(t, tile, number / kColumns, number % kColumns, lane);
+      result.load();
+      if (first && kHolds) __syncthreads();  // with the others, who bring x and add up its squares
+      if (first && !kHolds && t.x.squares != nullptr) add_squares_of_rows<kEnds>(t, squares, number, lane);
+      meet(kSumsThere + buffer, kAllThreads);
+      float all[4] = {};
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        const float4 part = sums[buffer][w][number][lane];
+        all[0] += part.x;
+        all[1] += part.y;
+        all[2] += part.z;
+        all[3] += part.w;
+      }
+      arrive(kSumsTaken + buffer, kAllThreads);
+      if (t.x.squares != nullptr) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int row = number % kColumns * 8 + lane % 4 * 2 + j;
+          if (first && row < t.rows) inverse_size[j] = inverse_of(squares[row], t.cols, t.x.eps);
+          all[j] *= inverse_size[j];
+          all[2 + j] *= inverse_size[j];
+        }
+      }
+      result.store(all);
+      first = false;
+    }
+  }
+};
+
 // kColumns: n8 tiles of rows of x; kStages: groups on their way; kHolds: x is one row, which lies in shared memory
 // and is not brought with the weights again for every tile.
 template <int kTiles, int kColumns, int kStages, bool kHolds, class Weights>
-__global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) stream_kernel(const __grid_constant__ StreamTask t) {
+__global__ void __launch_bounds__(TileEnds<kTiles, kColumns, kHolds>::kAllThreads, kTiles == 1 ? 2 : 1)
+    stream_kernel(const __grid_constant__ StreamTask t) {
   using Place = Slot<kTiles, Weights>;
+  using Ends = TileEnds<kTiles, kColumns, kHolds>;
   constexpr int kEarly = std::min(Weights::kEarly, kStages);
   extern __shared__ __align__(16) std::byte memory[];
-  __shared__ float4 sums[2][kWarps][kTiles * kColumns][32];
-  __shared__ float squares[8 * kColumns][kWarps];  // sums of the rows' squares, each to be added up
+  __shared__ Sums<Ends::kEnds> sums;
+  __shared__ float squares[8 * kColumns][kNormWarps];  // sums of the rows' squares, each to be added up
   const int lane = static_cast<int>(threadIdx.x) % 32, number = static_cast<int>(threadIdx.x) / 32;
+  if (number >= kWarps) {
+    wait_for_earlier();
+    return Ends::run(t, sums, squares, number - kWarps, lane);
+  }
   const int groups = (t.cols + kGroup - 1) / kGroup;
   const int turns = number < groups ? (groups - number + kWarps - 1) / kWarps : 0;
   const int slot_bytes = Place::bytes(t.rows, !kHolds);
@@ -205,16 +271,12 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) stream_kernel(c
       copies.advance();
       end_copies();
     }
-    if (turns == 0) add_squares_of_rows(t, squares, number, lane);
   }
 
   const Weights weights;
   const std::uint32_t x_address = kHolds ? shared_address(held) : 0;
-  float inverse_size[2] = {};  // of the two rows of x that this thread ends tiles of, once it has ended one
-  int buffer = 0, stage = 0;
+  int buffer = 0, stage = 0, tiles_before = 0;
   for (int tile = static_cast<int>(blockIdx.x); tile < t.tiles; tile += static_cast<int>(gridDim.x), buffer ^= 1) {
-    TileSums<8 * kTiles> result(t, tile, number / kColumns, number % kColumns, lane);
-    if (number < kTiles * kColumns) result.load();
     float sum[kTiles][kColumns][4] = {};
     for (int turn = 0; turn < turns; ++turn) {
       const std::uint32_t slot = ring + stage * slot_bytes;
@@ -231,9 +293,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) stream_kernel(c
             const int column = copies.column_of(turn) + s * kStep;
             if (row == 0 && column < t.cols) x[n] = load_shared(x_address + column * 2);
           } else {
-            if (row < t.rows) {
-              x[n] = load_shared(slot + Place::kWeights + row * Place::kRow + (s * 4 + lane % 4) * 16);
-            }
+            if (row < t.rows) x[n] = load_shared(slot + Place::x(row, s * 4 + lane % 4));
           }
         }
 #pragma unroll
@@ -251,36 +311,14 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 2 : 1) stream_kernel(c
       }
       end_copies();
       if (++stage == kStages) stage = 0;
-      // Not before: nothing would be on its way meanwhile.
-      if (!kHolds && turn == 0 && tile == static_cast<int>(blockIdx.x)) add_squares_of_rows(t, squares, number, lane);
     }
+    if (tiles_before++ >= 2) meet(kSumsTaken + buffer, Ends::kAllThreads);
 #pragma unroll
-    for (int i = 0; i < kTiles * kColumns; ++i) {
+    for (int i = 0; i < Ends::kEnds; ++i) {
       const float(&part)[4] = sum[i / kColumns][i % kColumns];
       sums[buffer][number][i][lane] = {part[0], part[1], part[2], part[3]};
     }
-    __syncthreads();  // one a tile: who is ahead writes to the other buffer
-    if (number < kTiles * kColumns) {
-      float all[4] = {};
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        const float4 part = sums[buffer][w][number][lane];
-        all[0] += part.x;
-        all[1] += part.y;
-        all[2] += part.z;
-        all[3] += part.w;
-      }
-      if (t.x.squares != nullptr) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int row = number % kColumns * 8 + lane % 4 * 2 + j;
-          if (inverse_size[j] == 0.0f && row < t.rows) inverse_size[j] = inverse_of(squares[row], t.cols, t.x.eps);
-          all[j] *= inverse_size[j];
-          all[2 + j] *= inverse_size[j];
-        }
-      }
-      result.store(all);
-    }
+    arrive(kSumsThere + buffer, Ends::kAllThreads);
   }
 }
 
@@ -296,6 +334,7 @@ int shared_memory(cudaDeviceAttr of) {
 template <int kTiles, int kColumns, int kStages, bool kHolds, class Weights>
 struct Shape {
   static constexpr auto kKernel = stream_kernel<kTiles, kColumns, kStages, kHolds, Weights>;
+  static constexpr int kAllThreads = TileEnds<kTiles, kColumns, kHolds>::kAllThreads;
   static constexpr int kTileRows = 16 * kTiles;
   static constexpr int kStaticBytes =
       (2 * kTiles * kColumns * 32 * 4 + 8 * kColumns) * kWarps * static_cast<int>(sizeof(float));
@@ -339,12 +378,12 @@ void start_shape(StreamTask& task, std::span<const StreamedMap> maps, const Stre
                            shared_memory(cudaDevAttrMaxSharedMemoryPerBlockOptin) - Chosen::kStaticBytes),
       "shared memory of the kernel");
   const int blocks = std::min(task.tiles, Chosen::blocks_of_multiprocessor(task) * queue.multiprocessors);
-  start_dependent_with(Chosen::kKernel, static_cast<unsigned>(blocks), kThreads,
+  start_dependent_with(Chosen::kKernel, static_cast<unsigned>(blocks), Chosen::kAllThreads,
                        static_cast<std::size_t>(Chosen::dynamic_bytes(task)), queue.overlaps, queue.stream,
                        "linear map", task);
 }
 
-constexpr int kManyTiles = 2;  // with more than 8 rows: x is as long as the weights then
+constexpr int kManyTiles = 2;  // with several rows: x is brought again for every tile
 
 // The first of these that this GPU has the shared memory for; the bits are the same.
 template <class First, class... Others>
@@ -357,8 +396,11 @@ void start_first(StreamTask& task, std::span<const StreamedMap> maps, const Stre
 
 template <class W>
 void start_with(StreamTask& task, std::span<const StreamedMap> maps, const StreamedMap* up, const Queue& queue) {
-  if (task.rows <= 8) {
+  if (task.rows == 1) {
     start_first<Shape<1, 1, 3, true, W>, Shape<1, 1, 3, false, W>, Shape<1, 1, 1, false, W>>(task, maps, up, queue);
+  } else if (task.rows <= 8) {
+    start_first<Shape<kManyTiles, 1, 2, false, W>, Shape<1, 1, 3, false, W>, Shape<1, 1, 1, false, W>>(task, maps, up,
+                                                                                                       queue);
   } else {
     start_first<Shape<kManyTiles, 2, 2, false, W>, Shape<1, 2, 1, false, W>>(task, maps, up, queue);
   }
@@ -389,7 +431,7 @@ StreamedMap from_row(StreamedMap map, std::int64_t first) {
 }  // namespace
 
 bool takes_step(const StepTarget& target, std::int64_t rows) {
-  return target.k.dim / 2 % (8 * (rows <= 8 ? 1 : kManyTiles)) == 0;  // a tile has pairs of one head
+  return target.k.dim / 2 % (8 * (rows == 1 ? 1 : kManyTiles)) == 0;  // a tile has pairs of one head
 }
 
 bool can_stream(const WeightMatrix& w) {

@@ -48,22 +48,28 @@ class HeldRow {
   uint4 x[kParts];
 };
 
-// The same sums of every kNormWarps-th of several rows.
+// The same sums of every kOf-th of several rows, two at a time: a warp has nothing else on its way meanwhile.
+template <int kOf>
 __device__ inline void add_squares_of_rows(const StreamTask& t, float (*squares)[kNormWarps], int warp, int lane) {
-  if (t.x.squares == nullptr) return;
+  constexpr int kRows = 2;
   const int parts = t.cols / kNormPart;
-  for (int row = warp; row < t.rows; row += kNormWarps) {
-    const float* from = t.x.squares + static_cast<std::int64_t>(row) * parts;
-    float sum[kNormWarps] = {};
+  for (int first_row = warp; first_row < t.rows; first_row += kRows * kOf) {
+    float sum[kRows][kNormWarps] = {};
 #pragma unroll 2
     for (int first = lane; first < parts; first += kNormThreads) {
 #pragma unroll
-      for (int w = 0; w < kNormWarps; ++w) sum[w] += first + w * kLanes < parts ? from[first + w * kLanes] : 0.0f;
+      for (int i = 0; i < kRows * kNormWarps; ++i) {
+        const int row = first_row + i / kNormWarps * kOf, part = first + i % kNormWarps * kLanes;
+        const bool there = row < t.rows && part < parts;
+        sum[i / kNormWarps][i % kNormWarps] +=
+            there ? t.x.squares[static_cast<std::int64_t>(row) * parts + part] : 0.0f;
+      }
     }
 #pragma unroll
-    for (int w = 0; w < kNormWarps; ++w) {
-      sum[w] = sum_of_lanes(sum[w], 1);
-      if (lane == 0) squares[row][w] = sum[w];
+    for (int i = 0; i < kRows * kNormWarps; ++i) {
+      const int row = first_row + i / kNormWarps * kOf;
+      const float all = sum_of_lanes(sum[i / kNormWarps][i % kNormWarps], 1);
+      if (lane == 0 && row < t.rows) squares[row][i % kNormWarps] = all;
     }
   }
 }
