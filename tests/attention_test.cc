@@ -378,6 +378,63 @@ TEST_P(TargetTest, RandomCasesWithSpoiledNumbersAreWithinBounds) {
   }
 }
 
+// Limbs of int8 queries lose what makes the first key the largest; then another one wins whose scale makes the steps of
+// the weights coarse, and its value is 0. The weights of all others are rounded up, to twice what they are.
+TEST_P(TargetTest, WeightsThatAreRoundedUpTogetherAreWithinBounds) {
+  Case shape;
+  shape.name = "weights rounded up together";
+  shape.heads = shape.kv_heads = 1;
+  shape.tokens = 64;
+  shape.head_dim = shape.v_dim = 16;
+  shape.k_type = shape.v_type = DType::kInt8;
+  shape.scale = 4e5f;  // times 1 / sqrt(16)
+  CaseData data(shape, 7);
+  constexpr float kSteps = 127 * 256, kScale = 1e4f;
+  constexpr float kHalfAStep = kScale / kSteps / 2;
+  const float winner = 0.014f, other = winner + std::log(1.005f * kHalfAStep) / 1e5f;
+  for (std::int64_t d = 0; d < 16; ++d) data.set_q(0, 0, 0, d, d == 0 ? 1.0f : 0.49f / kSteps);
+  for (std::int64_t t = 0; t < 64; ++t) {
+    data.set_k_scale(0, t, 0, t == 0 ? 1.0f : t == 1 ? winner : other);
+    data.set_v_scale(0, t, 0, t == 1 ? kScale : 1.0f);
+    for (std::int64_t d = 0; d < 16; ++d) {
+      data.set_k(0, t, 0, d, t == 0 ? (d == 0 ? 0.0f : 127.0f) : (d == 0 ? 1.0f : 0.0f));
+      data.set_v(0, t, 0, d, t == 0 ? -127.0f : t == 1 ? 0.0f : 127.0f);
+    }
+  }
+  check(data);
+}
+
+// Instructions that take subnormal numbers for zero must not lose a logit that a large factor makes of them.
+TEST_P(TargetTest, SubnormalQueriesAndKeysCountAsMuchAsOthers) {
+  struct Factors {
+    float q, k, scale;
+  };
+  for (const Factors& x : {Factors{0x1p-130f, 0x1p100f, 0x1p32f},
+                           {0x1p100f, 0x1p-130f, 0x1p32f},
+                           {0x1.234568p-110f, 0x1p110f, 4.0f},
+                           {0x1p-64f, 0x1p-64f, 0x1p99f}}) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      for (const std::int64_t queries : {1, 2, 24}) {
+        Case shape;
+        shape.queries = queries;
+        shape.heads = shape.kv_heads = 1;
+        shape.tokens = 64;
+        shape.head_dim = shape.v_dim = 16;
+        shape.q_type = dtype;
+        shape.k_type = shape.v_type = DType::kBFloat16;
+        shape.scale = 4 * x.scale;  // times 1 / sqrt(16)
+        shape.name = "subnormal " + std::to_string(queries) + std::string(dtype_name(dtype)) + bits_of(x.q);
+        CaseData data(shape, 8);
+        for (std::int64_t d = 0; d < 16; ++d) {
+          for (std::int64_t i = 0; i < queries; ++i) data.set_q(0, i, 0, d, x.q);
+          for (std::int64_t t = 0; t < 64; ++t) data.set_k(0, t, 0, d, d == 0 && t == 5 ? x.k : 0.0f);
+        }
+        check(data);
+      }
+    }
+  }
+}
+
 // A head that has to be computed in another way must not take along those it happens to be grouped with: how many these
 // are depends on the number of threads.
 TEST_P(TargetTest, WhatIsInOneHeadChangesNoBitsOfAnother) {

@@ -167,11 +167,51 @@ TEST(Sampler, LogprobsAreOfTheModelItself) {
   }
 }
 
+TEST(Sampler, TopKOfOneIsGreedyHoweverCloseTheLogits) {
+  const std::vector<float> close = {1e-20f, 3e-20f, 2e-20f};  // all weights round to 1
+  SamplerOptions options;
+  options.temperature = 1;
+  options.top_k = 1;
+  EXPECT_EQ(seen(close, options, 10), (std::set<std::int32_t>{1}));
+  options.top_k = 2;
+  EXPECT_EQ(seen(close, options, 100), (std::set<std::int32_t>{1, 2}));
+}
+
+TEST(Sampler, PenaltyMakesNoLogitInfinite) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const std::vector<std::int32_t> said = {0, 1};
+  SamplerOptions options;
+  options.temperature = 1;
+  options.repetition_penalty = 2;
+  const std::vector<float> low = {-3e38f, -kInf};  // the first is all there is
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(choose(low, said, i, options).token, 0);
+  options.repetition_penalty = 1e-3;
+  const std::vector<float> high = {1.0f, 3e38f, kInf};  // the last one is above all others
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(choose(high, said, i, options).token, 2);
+}
+
+TEST(Sampler, LogprobsOfHugeAndOfInfiniteLogitsAreNumbers) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (const float most : {1.0f, 1e17f, -1e30f, kInf}) {
+    const std::vector<float> logits = {most, -kInf, most};
+    SamplerOptions options;
+    options.logprobs = 3;
+    const TokenChoice choice = choose(logits, {}, 0, options);
+    EXPECT_EQ(choice.token, 0);
+    EXPECT_NEAR(choice.logprob, -std::log(2.0), 1e-15) << most;
+    ASSERT_EQ(choice.top.size(), 3u);
+    EXPECT_NEAR(choice.top[1].logprob, -std::log(2.0), 1e-15) << most;
+    EXPECT_EQ(choice.top[2].logprob, -std::numeric_limits<double>::infinity());
+  }
+}
+
 TEST(Sampler, RefusesWhatItCannotChooseFrom) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   const std::vector<float> nan = {0, std::numeric_limits<float>::quiet_NaN()}, none = {-kInf, -kInf};
   EXPECT_THROW(choose(nan, {}, 0, {}), Error);
   EXPECT_THROW(choose(none, {}, 0, {}), Error);
+  const std::vector<float> certain = {-kInf, kInf};
+  EXPECT_EQ(choose(certain, {}, 0, {}).token, 1);
   const std::vector<float> fine = {1, -kInf, 2};
   SamplerOptions hidden;
   hidden.temperature = 1;

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -58,6 +59,17 @@ TEST(FinalizeTest, SinkCountsOnceAsAKeyWithoutValue) {
   }
   EXPECT_EQ(finalized(identity(), {-kInf}).lse, -kInf);
   EXPECT_EQ(finalized(identity(), {-kInf}).out, Row(kDim, 0.0f));
+}
+
+TEST(FinalizeTest, SinkThatIsNoNumberShowsWithKeysAndWithout) {
+  Random random;
+  for (const float sink : {std::numeric_limits<float>::quiet_NaN(), kInf}) {
+    for (const Row& state : {identity(), random.state(-60, 60)}) {
+      const Final got = finalized(state, {sink});
+      EXPECT_TRUE(std::isnan(got.lse));
+      EXPECT_TRUE(std::all_of(got.out.begin(), got.out.end(), [](float x) { return std::isnan(x); }));
+    }
+  }
 }
 
 TEST(FinalizeTest, RowsTakeTheSinksInTurn) {

@@ -20,24 +20,25 @@ namespace {
 
 struct Candidate {
   std::int32_t token = 0;
+  float logit = 0;
   double weight = 0;  // not normalised; 1 for the most likely
 };
 
-// Throws unless all are numbers and one is finite. On the bits of the numbers: loops of integers are vectorised, and
+// Throws unless all are numbers and one is not -inf. On the bits of the numbers: loops of integers are vectorised, and
 // a vocabulary is long.
 void check_logits(std::span<const float> logits) {
   constexpr std::uint32_t kSign = 0x80000000u, kInfinity = 0x7f800000u;
-  std::uint32_t nan = 0, finite = 0;
+  std::uint32_t nan = 0, possible = 0;
   for (const float logit : logits) {
-    const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(logit) & ~kSign;
-    nan |= magnitude > kInfinity ? 1u : 0u;
-    finite |= magnitude < kInfinity ? 1u : 0u;
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(logit);
+    nan |= (bits & ~kSign) > kInfinity ? 1u : 0u;
+    possible |= bits ^ (kSign | kInfinity);
   }
   if (nan != 0) {
     const auto at = std::ranges::find_if(logits, [](float logit) { return std::isnan(logit); });
     throw Error(fmt::format("the logit of token {} is NaN", at - logits.begin()));
   }
-  if (finite == 0) throw Error("no logit is finite");
+  if (possible == 0) throw Error("all logits are -inf");
 }
 
 // The largest of numbers, likewise: floats in the order of integers.
@@ -48,18 +49,25 @@ float largest_of(std::span<const float> values) {
   return std::bit_cast<float>(flipped(largest));
 }
 
+// How far a logit is below the largest. +inf - +inf: such a token is as likely as can be.
+double below(float logit, float largest) { return logit == largest ? 0 : double{logit} - double{largest}; }
+
 std::vector<float> penalized(std::span<const float> logits, std::span<const std::int32_t> said, double penalty) {
   std::vector<float> out(logits.begin(), logits.end());
   for (const std::int32_t token : std::unordered_set<std::int32_t>(said.begin(), said.end())) {
     if (token < 0 || static_cast<std::size_t>(token) >= out.size()) continue;
     float& logit = out[static_cast<std::size_t>(token)];
-    logit = static_cast<float>(logit > 0 ? logit / penalty : logit * penalty);
+    if (std::isinf(logit)) continue;
+    // No finite logit becomes infinite: -inf is for tokens that must not come.
+    constexpr double kMost = std::numeric_limits<float>::max();
+    logit = static_cast<float>(std::clamp(logit > 0 ? logit / penalty : logit * penalty, -kMost, kMost));
   }
   return out;
 }
 
+// By the logits: weights that are nearly alike may round to the same number.
 bool more_likely(const Candidate& a, const Candidate& b) {
-  return a.weight > b.weight || (a.weight == b.weight && a.token < b.token);
+  return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
 }
 
 // Leaves the `count` most likely, in order.
@@ -105,15 +113,15 @@ std::int32_t draw(std::span<const Candidate> candidates, double uniform) {
 }
 
 void add_logprobs(std::span<const float> logits, const SamplerOptions& options, TokenChoice& choice) {
-  const double largest = *std::max_element(logits.begin(), logits.end());
+  const float largest = largest_of(logits);
   double sum = 0;
-  for (const float logit : logits) sum += std::exp(logit - largest);
-  const double log_sum = largest + std::log(sum);
+  for (const float logit : logits) sum += std::exp(below(logit, largest));
+  const auto logprob = [&](float logit) { return below(logit, largest) - std::log(sum); };
   std::vector<Candidate> all(logits.size());
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = {static_cast<std::int32_t>(i), logits[i]};
   keep_most_likely(all, static_cast<std::size_t>(options.logprobs));
-  for (const Candidate& c : all) choice.top.push_back({c.token, c.weight - log_sum});
-  choice.logprob = logits[static_cast<std::size_t>(choice.token)] - log_sum;
+  for (const Candidate& c : all) choice.top.push_back({c.token, logprob(c.logit)});
+  choice.logprob = logprob(logits[static_cast<std::size_t>(choice.token)]);
 }
 
 }  // namespace
@@ -146,12 +154,9 @@ TokenChoice choose(std::span<const float> logits, std::span<const std::int32_t> 
   if (options.temperature == 0) {
     choice.token = static_cast<std::int32_t>(std::ranges::find(judged, best) - judged.begin());
   } else {
-    const double largest = best;
     std::vector<Candidate> candidates(judged.size());
     for (std::size_t i = 0; i < judged.size(); ++i) {
-      // +inf - +inf: such a token is as likely as can be.
-      const double below = judged[i] == best ? 0 : (judged[i] - largest) / options.temperature;
-      candidates[i] = {static_cast<std::int32_t>(i), std::exp(below)};
+      candidates[i] = {static_cast<std::int32_t>(i), judged[i], std::exp(below(judged[i], best) / options.temperature)};
     }
     if (options.top_k > 0) keep_most_likely(candidates, static_cast<std::size_t>(options.top_k));
     if (options.top_p < 1) keep_share(candidates, options.top_p);

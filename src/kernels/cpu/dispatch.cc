@@ -99,6 +99,7 @@ ErrorModel error_model(const CpuTarget& target, const Problem& problem) {
   model.weight_error = 0x1p-22 + v.weight_error;
   model.query_error = k.query_error;
   model.weight_floor = v.weight_floor;
+  model.logit_floor = k.logit_floor;
   model.serial_terms = kTileTokens;
   return model;
 }

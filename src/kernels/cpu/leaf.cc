@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 
 #include "merge/rows.h"
@@ -155,6 +156,7 @@ void LeafWorker::begin_unit(const Unit& unit) {
   unit_ = unit;
   seen_by_all_ = unit.visible_to_all(problem_);
   rows_ = to_int(unit.rows_per_head(problem_));
+  without_limbs_.assign(static_cast<std::size_t>(unit.heads), 0);
   const std::int64_t group = problem_.group();
   const std::int64_t dim = problem_.q.head_dim;
   for (std::int64_t h = 0; h < unit.heads; ++h) {
@@ -166,6 +168,7 @@ void LeafWorker::begin_unit(const Unit& unit) {
         slopes_[h * rows_ + r] = problem_.alibi_slopes[static_cast<std::size_t>(head)] * kLog2E;
       }
     }
+    without_limbs_[static_cast<std::size_t>(h)] = k_ops_.flushes_subnormals && loses_subnormals();
     k_ops_.pack_queries(q_rows_, problem_.q.dtype, rows_, to_int(dim),
                         q_packed_ + static_cast<std::size_t>(h) * packed_query_bytes_);
   }
@@ -198,12 +201,25 @@ void LeafWorker::leaf(int leaf, float* states) {
   if (target_.plain) redo_without_limbs(leaf, states);
 }
 
+// Whether a logit of the head in q_rows_ could lose more than logit_floor by subnormal numbers (docs/exactness.md).
+bool LeafWorker::loses_subnormals() const {
+  constexpr float kLeast = 0x1p-102f;  // its last limb is no less than 2^-126
+  constexpr float kMost = 0x1p76f;
+  float largest = 1.0f;
+  for (std::int64_t i = 0; i < rows_ * problem_.q.head_dim; ++i) {
+    const float size = std::fabs(q_rows_[i]);
+    if (size < kLeast && size > 0) return true;
+    largest = std::max(largest, size);
+  }
+  return largest > kMost / std::max(1e-30f, std::fabs(problem_.scale));
+}
+
 // Head by head: the bits of one must not depend on what is in those it was grouped with.
 void LeafWorker::redo_without_limbs(int leaf, float* states) {
   const std::int64_t head_floats = rows_ * static_cast<std::int64_t>(state_floats(problem_.v.head_dim));
   for (std::int64_t h = 0; h < unit_.heads; ++h) {
     float* of_head = states + h * head_floats;
-    if (sums_finite(of_head, rows_)) continue;
+    if (!without_limbs_[static_cast<std::size_t>(h)] && sums_finite(of_head, rows_)) continue;
     if (!plain_) plain_ = std::make_unique<LeafWorker>(*target_.plain, problem_, 1, max_rows_ / max_heads_);
     Unit alone = unit_;
     alone.head0 += h;

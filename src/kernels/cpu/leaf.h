@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "base/buffer.h"
 #include "kernels/cpu/tile_ops.h"
@@ -45,6 +46,7 @@ class LeafWorker {
   void accumulate_visible(const AccumulateArgs& args);
   bool hidden_values_finite(const AccumulateArgs& args, int head) const;
   void accumulate_runs(const AccumulateArgs& args, int r) const;
+  bool loses_subnormals() const;
   void redo_without_limbs(int leaf, float* states);
   bool sums_finite(const float* states, std::int64_t rows) const;
 
@@ -58,9 +60,10 @@ class LeafWorker {
   const std::int64_t max_rows_;
   std::unique_ptr<LeafWorker> plain_;  // for one head; made when a leaf is not finite
   Unit unit_;
-  KeyRange seen_by_all_;  // keys that every query of the unit sees
-  int rows_ = 0;          // per head
-  int sum_floats_ = 0;    // of one row of o_
+  KeyRange seen_by_all_;             // keys that every query of the unit sees
+  int rows_ = 0;                     // per head
+  int sum_floats_ = 0;               // of one row of o_
+  std::vector<char> without_limbs_;  // [heads] whether a head must be computed by the plain target
 
   base::Buffer scratch_;
   std::byte* q_packed_ = nullptr;  // [heads] of packed_query_bytes_

@@ -128,7 +128,7 @@ Logit make_logit(const Problem& problem, const ErrorModel& model, const double* 
   const double underflow =
       kTiny * (k_sum + (dims + 4) * factor * std::max(1.0, std::fabs(k_scale)) * std::max(1.0, cap));
   logit.error = gamma(dims + 4, u) * std::fabs(scale) * magnitude + underflow;
-  logit.error += model.query_error * q_max * k_sum * std::fabs(scale);
+  logit.error += model.query_error * q_max * k_sum * std::fabs(scale) + model.logit_floor;
   if (cap > 0) {
     const double z = std::fabs(logit.value) / cap;
     const double moved = cap * (std::tanh(z) - std::tanh(z - logit.error / cap));
@@ -308,11 +308,14 @@ class RowReference {
 
   void bound_out(const HeadRows& v, const double* out, double* bound) {
     largest_.assign(index(v.dim), 0.0);
+    off_by_floor_.assign(index(v.dim), 0.0);
     double largest_separate = 0, all_rounded = 0;
-    double floor = 0;  // of a weight with its value scale
+    double floor = 0, floor_of_any = 0;  // of a weight with its value scale; of any weight
     for (const Term& term : terms_) {
       if (term.token < 0 || model_.weight_floor == 0) continue;
-      floor = std::max(floor, model_.weight_floor * share(term, term.common) * std::fabs(v.scale(term.token)));
+      const double of_scale = model_.weight_floor * std::fabs(v.scale(term.token));
+      floor = std::max(floor, share(term, term.common) * of_scale);
+      floor_of_any = std::max(floor_of_any, of_scale);
     }
     for (const Term& term : terms_) {
       // e^c - 1 for small c; the logarithmic form cannot overflow where c is large and the share is nothing.
@@ -331,6 +334,8 @@ class RowReference {
         bound[d] += moved * std::fabs(value[d] - out[d]) + of_value * std::fabs(value[d]);
       }
       enlarge(value, std::isfinite(v.size(term.token)), largest_);
+      if (model_.weight_floor == 0 || scale == 0) continue;
+      for (std::int64_t d = 0; d < v.dim; ++d) off_by_floor_[index(d)] += floor_of_any / scale * std::fabs(value[d]);
     }
     for (std::int64_t d = 0; d < v.dim; ++d) {
       const double size = std::fabs(out[d]);
@@ -342,8 +347,10 @@ class RowReference {
         bound[d] = !comparable_ || (overflows && !std::isnan(out[d])) ? kInfinity : 0;
         continue;
       }
-      // Whatever happened to the weights, they are positive: the result stays an average of the values and 0.
-      const double average_of_any = largest * (1 + std::expm1(2 * largest_separate)) + size;
+      // Whatever happened to the weights, they are positive: the result stays an average of the values and 0, but for
+      // what limbs lose, which is no more than the weights themselves.
+      const double lost = std::min(off_by_floor_[index(d)], largest);
+      const double average_of_any = (largest + lost) * (1 + std::expm1(2 * largest_separate)) + size;
       bound[d] = std::min(bound[d] / least_, average_of_any);
       bound[d] += 2 * model_.unit_roundoff * size + clamped_weight() * (largest + size + 1);
       if (!comparable_ || overflows) bound[d] = kInfinity;
@@ -370,7 +377,7 @@ class RowReference {
   const Problem& problem_;
   const ErrorModel& model_;
   std::vector<Term> terms_;
-  std::vector<double> largest_;
+  std::vector<double> largest_, off_by_floor_;  // of every column
   double max_ = 0;
   double sum_ = 0;
   double log_sum_ = 0;

@@ -15,6 +15,7 @@ struct ErrorModel {
   double weight_error = 0x1p-22;   // relative error of exp2 and of storing one softmax weight
   double query_error = 0;          // error of an element of q, relative to the largest of its row
   double weight_floor = 0;         // error of a weight, relative to the largest (value scales included)
+  double logit_floor = 0;          // error of a logit, whatever its size
   int serial_terms = 64;           // most terms of one tile that one accumulator adds up
   bool carried = true;             // an accumulator goes on from tile to tile through its branch, unmerged
   int tile_tokens = 64;            // fewest keys between two moves of the running maximum, chunk ends apart
