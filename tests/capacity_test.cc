@@ -152,6 +152,19 @@ TEST(CapacityTest, LongestContextIsJustShortEnough) {
   }
 }
 
+TEST(CapacityTest, LongestContextOfMoreMemoryThanIsCounted) {
+  CapacityRequest asked = request(1, 1024);
+  asked.cluster.device_memory_bytes = 1e18;
+  for (const int devices : {2, 64, 4096}) {
+    SCOPED_TRACE(testing::Message() << devices << " devices");
+    asked.context = longest_context(asked, devices);
+    EXPECT_TRUE(fits(asked, devices));
+    ++asked.context;
+    EXPECT_THROW(fits(asked, devices), InvalidArgument);
+    asked.context = 1;
+  }
+}
+
 TEST(CapacityTest, WeightsThatDoNotFitNeverFit) {
   CapacityRequest asked = request(1024);
   asked.model.weight_bytes = 200'000'000'000;

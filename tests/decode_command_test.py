@@ -51,6 +51,8 @@ def check_limit(decode):
     done = run(limited + decode + ["--tokens", "256k", "--ranks", "1", "--threads", "1", "--strategy", "merge"])
     expect(done.returncode == 3 and "memory ran out" in done.stderr and "1048576 KiB" in done.stderr,
            f"1 GiB of addresses: exit code {done.returncode}, {done.stderr}")
+    done = run(limited + [decode[0], "info", "--json"])
+    expect(done.returncode == 0, f"info in 1 GiB of addresses: exit code {done.returncode}, {done.stderr}")
 
 
 def main():

@@ -33,3 +33,9 @@ fi
 if [ -x "$build/bin/treeattn" ]; then
   "$work/prefix/bin/treeattn" --version
 fi
+
+# What ./run builds has the simulator too, where there is one.
+if [ -x "$build/bin/treeattn-sim" ] && [ "$generator" = Ninja ]; then
+  target=$(sed -n 's/.* --target \([a-z_]*\) .*/\1/p' "$source_dir/run")
+  ninja -C "$build" -t inputs "$target" | grep /tools/sim/main.cc
+fi

@@ -232,6 +232,10 @@ def check_bench(model):
     for line in lines:
         assert line["total_ms"] >= line["first_token_ms"] > 0 and line["runs"] == 2 and line["limit_gb_s"] > 0, line
     assert lines[2]["digest"] == lines[3]["digest"]
+    # A token reads the keys and values that there are, not the pages they lie in.
+    config = json.loads((model / "config.json").read_text())
+    token_bytes = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * config["head_dim"] * 2
+    assert lines[2]["token_bytes"] - lines[0]["token_bytes"] == (200 - 70) * token_bytes, lines
     table = treeattn("bench", "llama", "--model", model, "--tokens", "70", "--runs", 1, *ORDER).stdout.decode()
     assert "total s" in table and "ring" in table, table
     done = treeattn("bench", "llama", "--model", model, "--steps", "--tokens", "0,200", "--batch", "1,2", "--new-tokens",

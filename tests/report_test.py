@@ -78,6 +78,18 @@ def check_findings(outcomes):
     expect(8 <= factor["ring / tree at 128 GPUs, 5.12M, overhead on"] < 12, f"{factor}")
 
 
+def check_closed_form(treeattn):
+    """The closed form is that of what would be simulated: products count, and merging takes no time."""
+    done = run(treeattn, "reproduce", "links", "queries", "--closed-form", "--json")
+    lines = {figure["id"]: {series["name"]: dict(zip(series["x"], series["y"])) for series in figure["series"]}
+             for outcome in map(json.loads, done.stdout.splitlines()) for figure in outcome["figures"]}
+    largest, rate = max(lines["links-rate"]["in a node"].items())
+    expect(abs(rate / (largest / (2e-6 + largest / 450e9) / 1e9) - 1) < 1e-6, f"NVLink gives {rate} GB/s")
+    products_us = 4 * 4096 * 32 * 128 * 32768 / 989e12 * 1e6
+    ring = lines["queries"]["ring"][4096]
+    expect(products_us < ring < 1.05 * products_us, f"ring, 4096 queries: {ring} us, products {products_us}")
+
+
 def check_files(outcomes, folder):
     """Well-formed XML throughout, every figure once, nothing from outside."""
     ids = {"reduction-tree", "ring"} | {figure["id"] for outcome in outcomes for figure in outcome["figures"]}
@@ -123,8 +135,9 @@ def check_usage(treeattn, folder):
     done = run(treeattn, "report", "--data", str(folder / "whole"), "--out", page, "--figures", str(folder / "names"))
     expect(done.returncode == 2 and "../elsewhere" in done.stderr, f"figure's name: {done.returncode}, {done.stderr}")
     expect(not (folder / "elsewhere.svg").exists(), "a figure was written outside of --figures")
-    done = run(treeattn, "reproduce", "uneven", "--closed-form")
-    expect(done.returncode == 3, f"uneven without a simulator: exit code {done.returncode}")
+    for names in [["uneven"], ["uneven", "uneven"]]:
+        done = run(treeattn, "reproduce", *names, "--closed-form")
+        expect(done.returncode == 3, f"{names} without a simulator: exit code {done.returncode}")
 
 
 # What the page must show, looked up by the browser itself after layout.
@@ -188,6 +201,7 @@ def main():
             check_browser(browser, outcomes, folder)
         else:
             check_findings(outcomes)
+            check_closed_form(treeattn)
             check_files(outcomes, folder)
             check_usage(treeattn, folder)
     for failure in failures:

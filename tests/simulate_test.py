@@ -6,6 +6,7 @@ Usage: simulate_test.py TREEATTN. Exit status 77 says that this build has no sim
 """
 
 import csv
+import fcntl
 import io
 import json
 import os
@@ -13,9 +14,11 @@ import pty
 import re
 import resource
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 
 KEYS = ["ranks", "ranks_per_node", "strategy", "tokens", "heads", "kv_heads", "head_dim", "us", "local_us",
@@ -84,8 +87,10 @@ def check_memory():
 
 
 def check_progress():
-    """On a terminal, whatever the strategy: a bar once two seconds have passed, and none of it on stdout."""
+    """On a terminal, whatever the strategy: a bar once two seconds have passed, one line of it, none on stdout."""
     terminal, stderr = pty.openpty()
+    columns = 60  # fewer than the line would have
+    fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     start = time.monotonic()
     child = subprocess.Popen([sys.argv[1], "simulate", "--ranks", "4096", "--strategy", "paper,merge", "--json"],
                              stdout=subprocess.PIPE, stderr=stderr, text=True)
@@ -103,7 +108,9 @@ def check_progress():
     strategies = [json.loads(line)["strategy"] for line in child.stdout]
     expect(child.wait() == 0 and strategies == ["paper", "merge"], f"on a terminal: {strategies}")
     if time.monotonic() - start > 4:
-        expect(re.search(rb"\] \d+ %  (paper|merge) on 4096 ranks", drawn), f"no progress on the terminal: {drawn}")
+        expect(re.search(rb"\] \d+ %  (paper|merge) on 4096", drawn), f"no progress on the terminal: {drawn}")
+    longest = max(len(line) for line in drawn.split(b"\r\x1b[K"))
+    expect(longest < columns, f"a progress line of {longest} characters on a terminal of {columns}")
 
 
 def check_by_hand():

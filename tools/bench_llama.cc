@@ -24,6 +24,7 @@
 #include "notes.h"
 #include "options.h"
 #include "parallel/agree.h"
+#include "parallel/tree_attention.h"
 #include "progress.h"
 #include "table.h"
 
@@ -153,8 +154,8 @@ class RankBench {
     const std::size_t cache = session.llama().cache().allocated_bytes();
     line.peak_bytes =
         std::max(line.peak_bytes, parallel::largest_of_ranks(world_, heap) + parallel::largest_of_ranks(world_, cache));
-    std::uint64_t cache_here = parallel::largest_of_ranks(world_, cache) * static_cast<std::size_t>(rank_.ranks_here);
-    line.token_bytes = rank_.model.weights->bytes_per_token() * static_cast<std::size_t>(rank_.ranks_here) + cache_here;
+    line.token_bytes = rank_.model.weights->bytes_per_token() * static_cast<std::size_t>(rank_.ranks_here) +
+                       cached_here(session.llama());
     line.bytes_sent = parallel::largest_of_ranks(world_, result.stats.bytes_sent);
     for (const std::int32_t token : result.tokens) {
       line.digest = (line.digest ^ static_cast<std::uint64_t>(token)) * 0x100000001b3ull;
@@ -166,6 +167,16 @@ class RankBench {
     line.samples.total.push_back(first + rest);
     line.samples.first.push_back(first);
     line.samples.each.push_back(rest / static_cast<double>(result.stats.token_seconds.size()));
+  }
+
+  // K and V of the whole text, all layers, as far as they are on this machine.
+  std::uint64_t cached_here(const model::Llama& llama) const {
+    const auto of_rank = parallel::kv_bytes_of_ranks(llama.cache().store(), llama.sequences());
+    std::uint64_t bytes = 0;
+    for (int rank = 0; rank < world_.size(); ++rank) {
+      if (world_.node_of(rank) == world_.node_of(world_.rank())) bytes += of_rank[static_cast<std::size_t>(rank)];
+    }
+    return bytes * static_cast<std::uint64_t>(llama.config().layers);
   }
 
   // With all cores of this machine, while the other ranks wait.

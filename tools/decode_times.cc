@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "child_process.h"
 #include "plan/cluster.h"
+#include "scenario.h"
 #include "simulation_job.h"
 
 namespace treeattn::tools {
@@ -67,6 +68,10 @@ SimulationJob job_of(const DecodePoint& point) {
   return job;
 }
 
+double rest_us(const DecodeTime& time, const DecodePoint& point) {
+  return std::max(0.0, time.us - time.local_us - point.overhead_us);
+}
+
 }  // namespace
 
 DecodePoint decode_point(double ranks, double tokens) {
@@ -77,24 +82,13 @@ DecodePoint decode_point(double ranks, double tokens) {
 }
 
 DecodeTime closed_form(const DecodePoint& point) {
-  const plan::Cluster cluster = plan::parse_cluster(cluster_text(point), point.cluster);
-  const plan::Network network = cluster.network(point.ranks, point.ranks_per_node);
-  const plan::Shares shares =
-      plan::Shares::weighted(branches_for(point), plan::ranks_by_node(network.node_of_rank), {});
-  plan::ReductionSize size{.rows = point.batch * point.queries * point.heads, .v_dim = point.head_dim};
-  const std::uint64_t row_bytes = static_cast<std::uint64_t>(point.head_dim) * dtype_size(point.dtype);
-  const std::uint64_t token_bytes = 2 * static_cast<std::uint64_t>(point.kv_heads) * row_bytes;
-  const std::uint64_t tokens = static_cast<std::uint64_t>(point.tokens * point.batch);
-  const std::uint64_t ranks = static_cast<std::uint64_t>(point.ranks);
-  size.kv_bytes_of_rank.assign(ranks, (tokens + ranks - 1) / ranks * token_bytes);
-  size.attention_bytes_per_s = cluster.device_bytes_per_s;
-  size.launch_s = cluster.launch_s;
-  const plan::Cost cost = plan::cost_of(point.strategy, network, shares, size);
+  Scenario scenario(job_of(point));
+  scenario.choose(point.strategy, point.tokens);
+  const plan::Cost cost = scenario.closed_form();
   DecodeTime time;
-  const double attending = size.launch_s + static_cast<double>(size.kv_bytes_of_rank[0]) / size.attention_bytes_per_s;
-  time.local_us = 1e6 * attending;
-  time.us = 1e6 * cost.seconds + point.overhead_us;
-  time.reduce_us = std::max(0.0, 1e6 * (cost.seconds - attending));
+  time.us = 1e6 * cost.seconds;
+  time.local_us = 1e6 * scenario.local_seconds();
+  time.reduce_us = rest_us(time, point);
   time.steps = static_cast<double>(cost.steps);
   time.bytes_per_rank = static_cast<double>(cost.bytes) / point.ranks;
   time.closed_form_us = time.us;
@@ -124,7 +118,7 @@ DecodeTime DecodeTimes::simulate(const DecodePoint& point) {
   DecodeTime time;
   time.us = line->us;
   time.local_us = line->local_us;
-  time.reduce_us = std::max(0.0, line->us - line->local_us - point.overhead_us);
+  time.reduce_us = rest_us(time, point);
   time.steps = static_cast<double>(line->steps);
   time.bytes_per_rank = static_cast<double>(line->bytes) / point.ranks;
   time.closed_form_us = line->closed_form_us;

@@ -39,7 +39,7 @@ DecodePoint decode_point(double ranks, double tokens);
 
 struct DecodeTime {
   double us = 0;
-  double local_us = 0;   // attention to what a rank carries
+  double local_us = 0;   // the slowest rank's attention to what it carries; ring: to all there is
   double reduce_us = 0;  // the rest
   double steps = 0;
   double bytes_per_rank = 0;
@@ -47,7 +47,7 @@ struct DecodeTime {
   Source source = Source::kClosedForm;
 };
 
-// By the cost model alone, with equal shares. Knows no slow devices and links.
+// By the cost model alone: the closed form of what would be simulated. Knows no slow devices and links.
 DecodeTime closed_form(const DecodePoint& point);
 
 // Asks for every point once.

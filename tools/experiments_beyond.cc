@@ -162,9 +162,7 @@ void run_queries(ExperimentContext& context, Outcome& out) {
       "States grow with the query tokens, K and V do not: ring / best tree goes from {:.1f} at one to {:.1f} at "
       "{:.0f}. "
       "Where ring wins: {}. Every rank of this ring attends with all queries; a prefill, where each has its own, is "
-      "another matter and goes round the ring in this library too. The closed form, where it stands in for a "
-      "simulation, "
-      "counts no products.",
+      "another matter and goes round the ring in this library too.",
       sweep.at(Strategy::kRing, 0).us / best_tree(sweep, 0),
       sweep.at(Strategy::kRing, last).us / best_tree(sweep, last), sweep.x()[last], listed(ring_wins(sweep))));
 }

@@ -3,19 +3,17 @@
 #include "progress.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cstdio>
 #include <utility>
 
-#include "notes.h"
+#include "terminal_line.h"
 
 namespace treeattn::tools {
 
 Progress::Progress(std::string label, std::size_t total)
     : label_(std::move(label)),
       total_(total),
-      terminal_(::isatty(STDERR_FILENO) != 0),
+      terminal_(can_redraw_line()),
       start_(std::chrono::steady_clock::now()),
       last_(start_) {}
 
@@ -31,14 +29,12 @@ void Progress::at(std::size_t done, const std::string& what) {
   if (now - start_ < 2s || now - last_ < 100ms) return;
   last_ = now;
   drawn_ = true;
-  print_note("\r\033[K{} {}/{}  {:.60}", label_, done_, total_, what);
-  std::fflush(stderr);
+  redraw_line(fmt::format("{} {}/{}  {:.60}", label_, done_, total_, what));
 }
 
 void Progress::clear() {
   if (!drawn_) return;
-  print_note("\r\033[K");
-  std::fflush(stderr);
+  redraw_line("");
   drawn_ = false;
 }
 

@@ -2,21 +2,19 @@
 #include "rate_progress.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
-#include "notes.h"
 #include "table.h"
+#include "terminal_line.h"
 
 namespace treeattn::tools {
 
 RateProgress::RateProgress(std::string label, std::string unit)
     : label_(std::move(label)),
       unit_(std::move(unit)),
-      terminal_(::isatty(STDERR_FILENO) != 0),
+      terminal_(can_redraw_line()),
       start_(Clock::now()),
       last_(start_) {}
 
@@ -32,15 +30,13 @@ void RateProgress::update(std::int64_t done, std::int64_t total) {
   const double rate = static_cast<double>(done) / seconds;
   const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
   const auto whole = static_cast<std::int64_t>(std::min(left, 359999.0));
-  print_note("\r\033[K{} {:3}%  {}/{} {}  {}/s  {}:{:02} left", label_, total > 0 ? 100 * done / total : 100, done,
-             total, unit_, format_number(rate), whole / 60, whole % 60);
-  std::fflush(stderr);
+  redraw_line(fmt::format("{} {:3}%  {}/{} {}  {}/s  {}:{:02} left", label_, total > 0 ? 100 * done / total : 100, done,
+                          total, unit_, format_number(rate), whole / 60, whole % 60));
 }
 
 void RateProgress::clear() {
   if (!drawn_) return;
-  print_note("\r\033[K");
-  std::fflush(stderr);
+  redraw_line("");
   drawn_ = false;
 }
 

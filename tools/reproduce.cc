@@ -115,6 +115,7 @@ int run(const ReproduceOptions& options) {
   DecodeTimes times(simulator(options));
   ExperimentContext context{times, options.quick};
   bool failed = false;
+  std::size_t skipped = 0;
   Progress progress("reproduce", experiments.size());
   for (const Experiment* experiment : experiments) {
     progress.step(std::string(experiment->name));
@@ -125,6 +126,7 @@ int run(const ReproduceOptions& options) {
       if (experiments.size() == 1) throw;
       progress.clear();
       print_note("skipped {}: {}\n", experiment->name, error.what());
+      ++skipped;
       continue;
     }
     progress.clear();
@@ -136,6 +138,7 @@ int run(const ReproduceOptions& options) {
     if (!options.out.empty()) write_json(std::filesystem::path(options.out) / (outcome.name + ".json"), outcome);
     for (const Target& target : outcome.targets) failed = failed || !target.holds;
   }
+  if (skipped == experiments.size()) return kUnavailable;
   return failed ? kCheckFailed : kOk;
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 #include <vector>
 
 #include "base/machine.h"
@@ -20,10 +21,17 @@ constexpr std::size_t kVecsPerLine = 64 / sizeof(Vec);
 constexpr std::size_t kPiecesPerThread = 4;  // so that a thread disturbed by a neighbour does not hold up the rest
 constexpr std::size_t kMinBytes = std::size_t{1} << 20;
 
-std::size_t affordable(std::size_t bytes) {
+// As much of this as there is memory for. The process may have less than the machine (ulimit -v).
+Buffer affordable(std::size_t bytes) {
   const std::size_t available = available_memory();
   if (available != 0) bytes = std::min(bytes, available / 2);
-  return std::max(bytes, kMinBytes);
+  for (; bytes > kMinBytes; bytes /= 2) {
+    try {
+      return Buffer(bytes);
+    } catch (const std::bad_alloc&) {
+    }
+  }
+  return Buffer(kMinBytes);
 }
 
 // Cheap noise: memory that reads as zeros may be one shared page, and equal lines may be compressed on their way.

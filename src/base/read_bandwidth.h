@@ -23,7 +23,8 @@ class ReadBandwidthProbe {
   static constexpr std::size_t kDefaultBytes = std::size_t{1} << 30;
 
   // Fills the buffer with the pool's threads. Takes less than `bytes` when that is more than half of the memory
-  // available. Requires bytes >= 1 MiB; a figure means memory only when the buffer is far larger than the last cache.
+  // available, or more than this process may have. Requires bytes >= 1 MiB; a figure means memory only when the buffer
+  // is far larger than the last cache.
   explicit ReadBandwidthProbe(ThreadPool& pool, std::size_t bytes = kDefaultBytes);
 
   // Reads the whole buffer in each way once and then in the fastest, so that this one has `repeats` passes (at least

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "base/check.h"
 #include "plan/tree_order.h"
@@ -219,10 +220,12 @@ std::int64_t longest_context(const CapacityRequest& request, int devices) {
     return fits(trial, devices);
   };
   if (!fits_with(1)) return 0;
-  // No more than fills the memory of all.
-  const std::uint64_t token = wide(request.batch * request.model.layers) * request.model.token_bytes();
-  const std::uint64_t room = request.usable_bytes() * wide(devices) / token;
-  std::int64_t good = 1, bad = std::min(kMostContext, static_cast<std::int64_t>(room)) + 1;
+  // No more than fills the memory of all, and no more than is accepted.
+  const double token =
+      static_cast<double>(request.batch * request.model.layers) * static_cast<double>(request.model.token_bytes());
+  const double room = std::floor(static_cast<double>(request.usable_bytes()) * devices / token);
+  const double too_long = std::min({room + 1, std::ceil(kMostBytes / token), static_cast<double>(kMostContext) + 1});
+  std::int64_t good = 1, bad = static_cast<std::int64_t>(too_long);
   while (bad - good > 1) {
     const std::int64_t middle = good + (bad - good) / 2;
     (fits_with(middle) ? good : bad) = middle;

@@ -6,26 +6,9 @@
 #include <cstdint>
 #include <span>
 
-#include "options.h"
-#include "plan/cluster.h"
+#include "attention_model.h"
 
 namespace treeattn::tools {
-
-// How long attention to K and V takes, as bytes read by the device: what it waits for, memory or products.
-class AttentionModel {
- public:
-  AttentionModel(const plan::Cluster& cluster, const Shape& shape);
-
-  // One call that attends to so many bytes of K and V, the launch included.
-  double call_bytes(std::uint64_t kv_bytes) const;
-  // K and V per second, launch apart: for the closed form.
-  double kv_bytes_per_s() const { return bytes_per_s_ / bytes_read_per_kv_byte_; }
-
- private:
-  double bytes_per_s_;
-  double launch_s_;
-  double bytes_read_per_kv_byte_;  // 1, or more where the products take longer than the reading
-};
 
 // The device of the rank that calls.
 class ModelledDevice {

@@ -8,6 +8,7 @@
 #include <simgrid/s4u.hpp>
 #include <utility>
 
+#include "device.h"
 #include "parallel/ring_pass.h"
 #include "treeattn/thread_pool.h"
 

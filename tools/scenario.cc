@@ -52,6 +52,13 @@ void Scenario::choose(Strategy strategy, std::int64_t tokens) {
 
 std::uint64_t Scenario::largest_share() const { return *std::max_element(kv_bytes_.begin(), kv_bytes_.end()); }
 
+double Scenario::local_seconds() const {
+  if (strategy_ != Strategy::kRing) return attention_.call_seconds(largest_share());
+  double sum = 0;
+  for (const std::uint64_t share : kv_bytes_) sum += attention_.call_seconds(share);
+  return sum;
+}
+
 plan::Cost Scenario::closed_form() const {
   plan::ReductionSize size;
   size.rows = static_cast<std::int64_t>(state_shape().rows);

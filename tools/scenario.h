@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all simulated ranks know. Made once: the ranks live in one process, and at thousands of them a copy each of what
-// a real rank holds for itself would not fit.
+// A decoding step on a described cluster: shares, sizes and its closed form. All simulated ranks know one: they live in
+// one process, and at thousands of them a copy each of what a real rank holds for itself would not fit.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "device.h"
+#include "attention_model.h"
 #include "parallel/reduce.h"
 #include "plan/cluster.h"
 #include "plan/schedule.h"
@@ -31,6 +31,8 @@ class Scenario {
   const plan::Schedule& schedule() const { return schedule_; }
   std::uint64_t kv_bytes(int rank) const { return kv_bytes_[static_cast<std::size_t>(rank)]; }
   std::uint64_t largest_share() const;
+  // The slowest rank's attention to what it carries; ring: to all there is. Slow devices apart.
+  double local_seconds() const;
 
   // The closed form of what is chosen, in seconds and bytes.
   plan::Cost closed_form() const;
