@@ -17,216 +17,37 @@
 #include <algorithm>
 
 #include "kernels/cuda/dependent_launch.cuh"
+#include "kernels/cuda/model/stream_copies.cuh"
+#include "kernels/cuda/model/stream_ends.cuh"
 #include "kernels/cuda/model/stream_rows.cuh"
 #include "kernels/cuda/model/stream_weights.cuh"
 
 namespace treeattn::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
-static_assert(kThreads == kNormThreads);
-
-// ---- what is on its way
-
-// Of the groups of a warp: weights of kTiles tiles, and x where it is not in shared memory anyway.
-template <int kTiles, class Weights>
-struct Slot {
-  static constexpr int kWeightRow = kGroup * Weights::kBytes;
-  static constexpr int kScales = 16 * kTiles * kWeightRow;  // bytes before them
-  static constexpr int kWeights = kScales + 16 * kTiles * Weights::kScaleBytes;
-  static constexpr int kRow = kGroup * 2;  // of a row of x
-  // A unit of 16 bytes of a row of either half, and the row's scales.
-  __device__ static int weight(int half, int row, int unit) {
-    return (half * 8 * kTiles + row) * kWeightRow + Weights::exchanged(row, unit) * 16;
-  }
-  // The same of a row of x.
-  __device__ static int x(int row, int unit) {
-    return kWeights + row * kRow + BFloat16Weights::exchanged(row, unit) * 16;
-  }
-  __device__ static int scales(int half, int row) { return kScales + (half * 8 * kTiles + row) * Weights::kScaleBytes; }
-  __host__ __device__ static int bytes(int rows, bool with_rows) { return kWeights + (with_rows ? rows * kRow : 0); }
-};
-
-// The copies of one warp, in the order in which it works on them.
-template <int kTiles, class Weights>
-class Copies {
-  using Place = Slot<kTiles, Weights>;
-
- public:
-  __device__ Copies(const StreamTask& task, int warp, int lane_number, int turn_count)
-      : t(task), number(warp), lane(lane_number), turns(turn_count), tile(static_cast<int>(blockIdx.x)) {
-    find_rows();
-  }
-
-  __device__ int column_of(int of_turn) const { return (number + of_turn * kWarps) * kGroup + lane % 4 * 8; }
-
-  // The weights of the next group into a slot; nothing after the last. Two rows at a time, 256 bytes of each; or four
-  // and 128. gently: two such copies, and the next two when they are there.
-  __device__ void start_weights(std::uint32_t slot, bool gently = false) {
-    if (tile < t.tiles && turns > 0) {
-      const int column = (number + turn * kWarps) * kGroup + lane % kUnits * (16 / Weights::kBytes);
-      const bool there = column < t.cols;
-      const std::int64_t next_rows = kRowsAtOnce * static_cast<std::int64_t>(t.cols) * Weights::kBytes;
-      const std::byte* from[2] = {low + column * Weights::kBytes, high + column * Weights::kBytes};
-#pragma unroll
-      for (int i = 0; i < 2 * kCopies; ++i) {
-        const int half = i / kCopies, row = i % kCopies * kRowsAtOnce + lane / kUnits;
-        const bool valid = there && row < (half == 0 ? low_rows : high_rows);
-        copy_async_16(slot + Place::weight(half, row, lane % kUnits), valid ? from[half] : t.weights[0].matrix, valid);
-        from[half] += next_rows;
-        if (gently && i % 2 == 1) wait_for_all_copies();
-      }
-      if constexpr (Weights::kScaleBytes > 0) start_scales(slot);
-    }
-  }
-  // x of the group `of_turn`, behind its weights: two rows at a time as well.
-  __device__ void start_rows(std::uint32_t slot, int of_turn) const {
-    constexpr int kOfRow = Place::kRow / 16, kAtOnce = 32 / kOfRow;
-    const int column = (number + of_turn * kWarps) * kGroup + lane % kOfRow * 8;
-    const bool there = column < t.cols;
-    for (int row = lane / kOfRow; row < t.rows; row += kAtOnce) {
-      const std::uint16_t* from = t.x.rounded + static_cast<std::int64_t>(row) * t.cols;
-      copy_async_16(slot + Place::x(row, lane % kOfRow), from + (there ? column : 0), there);
-    }
-  }
-  __device__ bool any() const { return tile < t.tiles && turns > 0; }
-  __device__ int next_turn() const { return turn; }
-  __device__ void advance() {
-    if (++turn < turns) return;
-    turn = 0;
-    tile += static_cast<int>(gridDim.x);
-    find_rows();
-  }
-
- private:
-  static constexpr int kUnits = Place::kWeightRow / 16;                                // of a row; a lane each
-  static constexpr int kRowsAtOnce = 32 / kUnits, kCopies = 8 * kTiles / kRowsAtOnce;  // of either half
-
-  __device__ void find_rows() {
-    if (tile >= t.tiles) return;
-    const TileRows<8 * kTiles> rows(t, tile);
-    const WeightRows &lows = t.weights[rows.map], &highs = t.weights[rows.high_source];
-    low_rows = lows.rows - rows.low;
-    high_rows = highs.rows - rows.high;
-    low = lows.matrix + static_cast<std::int64_t>(rows.low + lane / kUnits) * t.cols * Weights::kBytes;
-    high = highs.matrix + static_cast<std::int64_t>(rows.high + lane / kUnits) * t.cols * Weights::kBytes;
-    if constexpr (Weights::kScaleBytes > 0) {
-      const std::int64_t pitch = t.cols / kStep;
-      low_scales = lows.scales + rows.low * pitch;
-      high_scales = highs.scales + rows.high * pitch;
-    }
-  }
-  // A lane to a scale: rows of scales need not begin at a multiple of 16 bytes.
-  __device__ void start_scales(std::uint32_t slot) const {
-    constexpr int kOfRow = kGroup / kStep, kRows = 32 / kOfRow;
-    const int pitch = t.cols / kStep, at = (number + turn * kWarps) * kOfRow + lane % kOfRow;
-#pragma unroll
-    for (int i = 0; i < 16 * kTiles / kRows; ++i) {
-      const int half = i / (8 * kTiles / kRows), row = i % (8 * kTiles / kRows) * kRows + lane / kOfRow;
-      const bool valid = at < pitch && row < (half == 0 ? low_rows : high_rows);
-      const float* from = (half == 0 ? low_scales : high_scales) + static_cast<std::int64_t>(row) * pitch + at;
-      copy_async_4(slot + Place::scales(half, row) + lane % kOfRow * 4, valid ? from : t.weights[0].scales, valid);
-    }
-  }
-
-  const StreamTask& t;
-  const int number, lane, turns;
-  int tile, turn = 0;
-  const std::byte *low = nullptr, *high = nullptr;  // of the row that this lane copies first
-  int low_rows = 0, high_rows = 0;                  // that there are from the tile's first on
-  const float *low_scales = nullptr, *high_scales = nullptr;
-};
-
-__device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all but the last kLeft of them are there.
-template <int kLeft>
-__device__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-
-// ---- the end of a tile
-
-// Barriers of a block, by number (__syncthreads has 0), one for each of two buffers: `meet` waits for all of these
-// threads, `arrive` for nobody. What one of them wrote before can be read by those who meet.
-enum Barrier : int { kSumsThere = 1, kSumsTaken = 3 };
-__device__ inline void meet(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ inline void arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// What every warp has added up of two tiles, by turns, for the warps that end them.
-template <int kEnds>
-using Sums = float4[2][kWarps][kEnds][32];
-
-// The warps that end tiles, kEnds of them, each with a tile of the tensor cores: they wait for the sums of the others,
-// who go on meanwhile.
-template <int kTiles, int kColumns, bool kHolds>
-class TileEnds {
- public:
-  static constexpr int kEnds = kTiles * kColumns, kAllThreads = kThreads + 32 * kEnds;
-
-  __device__ static void run(const StreamTask& t, const Sums<kEnds>& sums, float (*squares)[kNormWarps], int number,
-                             int lane) {
-    float inverse_size[2] = {};  // of the two rows of x that this thread has, if it has them
-    bool first = true;
-    int buffer = 0;
-    for (int tile = static_cast<int>(blockIdx.x); tile < t.tiles; tile += static_cast<int>(gridDim.x), buffer ^= 1) {
-      TileSums<8 * kTiles> result(t, tile, number / kColumns, number % kColumns, lane);
-      result.load();
-      if (first && kHolds) __syncthreads();  // with the others, who bring x and add up its squares
-      if (first && !kHolds && t.x.squares != nullptr) add_squares_of_rows<kEnds>(t, squares, number, lane);
-      meet(kSumsThere + buffer, kAllThreads);
-      float all[4] = {};
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        const float4 part = sums[buffer][w][number][lane];
-        all[0] += part.x;
-        all[1] += part.y;
-        all[2] += part.z;
-        all[3] += part.w;
-      }
-      arrive(kSumsTaken + buffer, kAllThreads);
-      if (t.x.squares != nullptr) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int row = number % kColumns * 8 + lane % 4 * 2 + j;
-          if (first && row < t.rows) inverse_size[j] = inverse_of(squares[row], t.cols, t.x.eps);
-          all[j] *= inverse_size[j];
-          all[2 + j] *= inverse_size[j];
-        }
-      }
-      result.store(all);
-      first = false;
-    }
-  }
-};
-
 // kColumns: n8 tiles of rows of x; kStages: groups on their way; kHolds: x is one row, which lies in shared memory
 // and is not brought with the weights again for every tile.
 template <int kTiles, int kColumns, int kStages, bool kHolds, class Weights>
 __global__ void __launch_bounds__(TileEnds<kTiles, kColumns, kHolds>::kAllThreads, kTiles == 1 ? 2 : 1)
     stream_kernel(const __grid_constant__ StreamTask t) {
-  using Place = Slot<kTiles, Weights>;
+  using Place = GroupSlot<kTiles, Weights>;
   using Ends = TileEnds<kTiles, kColumns, kHolds>;
   constexpr int kEarly = std::min(Weights::kEarly, kStages);
   extern __shared__ __align__(16) std::byte memory[];
-  __shared__ Sums<Ends::kEnds> sums;
+  __shared__ WarpSums<Ends::kEnds> sums;
   __shared__ float squares[8 * kColumns][kNormWarps];  // sums of the rows' squares, each to be added up
   const int lane = static_cast<int>(threadIdx.x) % 32, number = static_cast<int>(threadIdx.x) / 32;
-  if (number >= kWarps) {
+  if (number >= kStreamWarps) {
     wait_for_earlier();
-    return Ends::run(t, sums, squares, number - kWarps, lane);
+    return Ends::run(t, sums, squares, number - kStreamWarps, lane);
   }
   const int groups = (t.cols + kGroup - 1) / kGroup;
-  const int turns = number < groups ? (groups - number + kWarps - 1) / kWarps : 0;
+  const int turns = number < groups ? (groups - number + kStreamWarps - 1) / kStreamWarps : 0;
   const int slot_bytes = Place::bytes(t.rows, !kHolds);
   const std::uint32_t ring = shared_address(memory) + number * kStages * slot_bytes;
-  auto* const held = reinterpret_cast<std::uint16_t*>(memory + kWarps * kStages * slot_bytes);
+  auto* const held = reinterpret_cast<std::uint16_t*>(memory + kStreamWarps * kStages * slot_bytes);
 
-  Copies<kTiles, Weights> copies(t, number, lane, turns);
+  GroupCopies<kTiles, Weights> copies(t, number, lane, turns);
   // o comes behind attention, which waits for one load after the other: each would come behind all that o asks for.
   // Elsewhere x is there soon, and would come behind the last group.
   const bool gently = kHolds && t.add;
@@ -337,7 +158,7 @@ struct Shape {
   static constexpr int kAllThreads = TileEnds<kTiles, kColumns, kHolds>::kAllThreads;
   static constexpr int kTileRows = 16 * kTiles;
   static constexpr int kStaticBytes =
-      (2 * kTiles * kColumns * 32 * 4 + 8 * kColumns) * kWarps * static_cast<int>(sizeof(float));
+      (2 * kTiles * kColumns * 32 * 4 + 8 * kColumns) * kStreamWarps * static_cast<int>(sizeof(float));
   static bool fits(const StreamTask& task) {
     if (kHolds && (task.rows > 1 || held_bytes(task) > kMostHeldBytes)) return false;
     return kStaticBytes + dynamic_bytes(task) <= shared_memory(cudaDevAttrMaxSharedMemoryPerBlockOptin);
@@ -349,7 +170,8 @@ struct Shape {
     return 2 * bytes <= shared_memory(cudaDevAttrMaxSharedMemoryPerMultiprocessor) ? 2 : 1;
   }
   static int dynamic_bytes(const StreamTask& task) {
-    return kWarps * kStages * Slot<kTiles, Weights>::bytes(task.rows, !kHolds) + (kHolds ? held_bytes(task) : 0);
+    return kStreamWarps * kStages * GroupSlot<kTiles, Weights>::bytes(task.rows, !kHolds) +
+           (kHolds ? held_bytes(task) : 0);
   }
   static int held_bytes(const StreamTask& task) { return task.cols * 2; }
 };
