@@ -298,6 +298,7 @@ inline void check_refusals(Communicator& world) {
     Request receive = world.receive(previous, in);
     Request send = world.send(next, out);
     expect(throws<Error>([&] { world.wait(receive); }), "{} bytes received as {}", sent, asked);
+    expect(throws<Error>([&] { world.test(receive); }), "{} bytes received as {} when asked again", sent, asked);
     world.wait(send);
   }
   // It is the matter of that receive alone, whoever is waited for when the message comes.

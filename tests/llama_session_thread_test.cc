@@ -225,6 +225,32 @@ TEST(Session, BadPromptsAreRefused) {
   EXPECT_TRUE(rank.session.tokens().empty());
 }
 
+// As if the call had not been made, also where one rank has no prompt at all.
+TEST(Session, PromptsThatDifferLeaveTheTextAsItWas) {
+  const SmallModel model;
+  const auto want = generate_on(1, model, tokens_of(30), 100);
+  const TemporaryDirectory directory;
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    const bool odd = world->rank() == 1;
+    SessionRank rank(model, world, nullptr);
+    EXPECT_THROW(rank.session.generate(random_tokens(odd ? 20 : 10, 301, 1), tokens_of(5)), InvalidArgument);
+    EXPECT_TRUE(rank.session.tokens().empty());
+    const auto prompt = random_tokens(100, 301, 7);
+    rank.session.generate(prompt, tokens_of(20));
+    const std::vector<std::int32_t> before = rank.session.tokens();
+    const auto other = odd ? std::vector<std::int32_t>() : random_tokens(10, 301, 1);
+    EXPECT_THROW(rank.session.generate(other, tokens_of(5)), InvalidArgument);
+    EXPECT_EQ(rank.session.tokens(), before);
+    rank.session.save(directory.path());
+    const auto rest = rank.session.generate({}, tokens_of(10)).tokens;
+    EXPECT_EQ(rest, std::vector<std::int32_t>(want.begin() + 20, want.end()));
+  });
+  ThreadPool pool(1);
+  const auto ops = kernels::cpu_model_ops(pool);
+  Session loaded = Session::load(directory.path(), model.weights, self_communicator(), *ops, pool, nullptr);
+  EXPECT_EQ(loaded.generate({}, tokens_of(10)).tokens, std::vector<std::int32_t>(want.begin() + 20, want.end()));
+}
+
 // The listener of one rank ends it by throwing: to the others it is gone.
 struct Gone {};
 
@@ -268,6 +294,24 @@ TEST(SessionLoss, TheTextGoesOnUnchanged) {
       EXPECT_EQ(finished, ranks - 1);
     }
   }
+}
+
+TEST(SessionLoss, ARankMayGoBetweenTwoPrompts) {
+  const SmallModel model;
+  const auto first = random_tokens(100, 301, 7), second = random_tokens(70, 301, 8);
+  SessionRank alone(model, self_communicator(), nullptr);
+  alone.session.generate(first, tokens_of(10));
+  const std::vector<std::int32_t> want = alone.session.generate(second, tokens_of(20)).tokens;
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    SessionRank rank(model, world, nullptr);
+    rank.session.generate(first, tokens_of(10));
+    if (world->rank() == 1) return;
+    GenerateOptions options = tokens_of(20);
+    options.recover = true;
+    const GenerateResult result = rank.session.generate(second, options);
+    EXPECT_EQ(result.tokens, want);
+    EXPECT_EQ(result.stats.lost, std::vector<int>{1});
+  });
 }
 
 TEST(SessionLoss, WithoutRecoverItIsAnError) {

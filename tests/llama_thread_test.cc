@@ -350,7 +350,16 @@ TEST(Llama, BadCallsAreRefusedBeforeAnyWork) {
   EXPECT_THROW(llama.decode({&id, 1}, {}), InvalidArgument);
   EXPECT_THROW(llama.decode({}, {}), InvalidArgument);
   EXPECT_THROW(llama.decode({&id, 1}, fine, std::span(logits).first(300)), InvalidArgument);
+  const SequenceId other = llama.add_sequence();
+  const std::vector<SequenceId> twice{id, other, id};
+  try {
+    llama.decode(twice, std::vector<std::int32_t>{3, 4, 5});
+    ADD_FAILURE() << "two tokens for one sequence";
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(error.what(), "sequence = " + std::to_string(id) + " more than once in a step; accepted: once");
+  }
   EXPECT_EQ(llama.transcript(id).length(), 0);
+  EXPECT_EQ(llama.cache().length(other), 0);
   try {
     llama.prefill(id, beyond, logits);
   } catch (const InvalidArgument& error) {

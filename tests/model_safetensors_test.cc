@@ -5,14 +5,18 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <set>
 
+#include "address_limit.h"
 #include "base/half.h"
 #include "model/checkpoint.h"
 #include "model/safetensors_index.h"
 #include "model/tensor_list.h"
 #include "model_files.h"
 #include "temporary_directory.h"
+#include "treeattn/error.h"
 
 namespace treeattn {
 namespace {
@@ -273,6 +277,16 @@ TEST(RandomCheckpoint, EveryTensorIsThereOnceWithTheRightSpread) {
     if (tied) expect_refused([&] { checkpoint->tensor("lm_head.weight", embedding); }, {"lm_head.weight"});
     expect_refused([&] { checkpoint->tensor("model.norm.weight", Shape{1}); }, {"model.norm.weight", "[96]", "[1]"});
   }
+}
+
+// The file may be sound: it is this process that has too few addresses.
+TEST(SafetensorsFile, TooFewAddressesAreNoFaultOfTheFile) {
+  const TemporaryDirectory directory;
+  const std::filesystem::path path = directory.path() / "model.safetensors";
+  std::ofstream(path).put('x');
+  std::filesystem::resize_file(path, std::uintmax_t{1} << 30);
+  const testing_base::AddressLimit limit(std::size_t{256} << 20);
+  EXPECT_THROW(SafetensorsFile file(path), Unavailable);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "allocation_counter.h"
 #include "attention_bench.h"
+#include "base/available_memory.h"
 #include "base/fma_peak.h"
 #include "base/machine.h"
 #include "base/read_bandwidth.h"

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "allocation_counter.h"
-#include "base/machine.h"
+#include "base/available_memory.h"
 #include "base/timing.h"
 #include "bench_data.h"
 #include "decode_data.h"

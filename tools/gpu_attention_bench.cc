@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "attention_bench.h"
-#include "base/machine.h"
+#include "base/available_memory.h"
 #include "base/round_up.h"
 #include "base/timing.h"
 #include "bench_data.h"

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/available_memory.h"
 #include "base/machine.h"
 #include "base/read_bandwidth.h"
 #include "command.h"

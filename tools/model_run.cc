@@ -7,8 +7,8 @@
 #include <atomic>
 #include <csignal>
 
+#include "base/available_memory.h"
 #include "base/check.h"
-#include "base/machine.h"
 #include "base/read_bandwidth.h"
 #include "model/weights.h"
 #include "rate_progress.h"

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
-#include <limits>
 #include <map>
 #include <set>
 #include <sstream>
@@ -103,22 +102,6 @@ std::size_t sysconf_bytes(int name) {
   return value > 0 ? static_cast<std::size_t>(value) : 0;
 }
 
-// What this process's control group (version 2) may still use; the largest number where there is no limit.
-std::size_t control_group_room() {
-  const std::size_t unlimited = std::numeric_limits<std::size_t>::max();
-  std::ifstream file("/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("0::", 0) != 0) continue;
-    const std::string dir = "/sys/fs/cgroup" + line.substr(3);
-    const std::string limit = first_line(dir + "/memory.max");
-    if (limit.empty() || limit == "max") continue;
-    const std::size_t used = parse_size(first_line(dir + "/memory.current"));
-    const std::size_t most = parse_size(limit);
-    return most > used ? most - used : 0;
-  }
-  return unlimited;
-}
-
 }  // namespace
 
 std::size_t Machine::last_cache_bytes() const { return std::max({l1d_bytes, l2_bytes, l3_bytes}); }
@@ -137,13 +120,6 @@ Machine read_machine() {
   machine.page_bytes = sysconf_bytes(_SC_PAGESIZE);
   machine.memory_bytes = sysconf_bytes(_SC_PHYS_PAGES) * machine.page_bytes;
   return machine;
-}
-
-std::size_t available_memory() {
-  std::istringstream in(table_value("/proc/meminfo", "MemAvailable"));
-  std::size_t kilobytes = 0;
-  in >> kilobytes;
-  return std::min(kilobytes << 10, control_group_room());
 }
 
 std::vector<int> parse_processor_list(const std::string& text) {

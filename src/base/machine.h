@@ -26,10 +26,6 @@ struct Machine {
 
 Machine read_machine();
 
-// Memory that can be allocated now without swapping: MemAvailable, or less where a control group sets a limit. It
-// changes all the time, so it is not part of Machine. 0 where the kernel does not say.
-std::size_t available_memory();
-
 // The processors in the calling thread's affinity mask, ordered so that the first n lie on as many different physical
 // cores as possible. Empty where the system has no such mask.
 std::vector<int> usable_processors();

@@ -2,13 +2,16 @@
 #include "base/mapped_file.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "base/file.h"
+#include "treeattn/error.h"
 
 namespace treeattn::base {
 namespace {
@@ -32,6 +35,10 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   if (status.st_size == 0) return;
   const auto size = static_cast<std::size_t>(status.st_size);
   void* mapping = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number, 0);
+  if (mapping == MAP_FAILED && errno == ENOMEM) {  // nothing is wrong with the file
+    throw Unavailable(
+        fmt::format("{}: no room for {} bytes in the addresses of this process (ulimit -v)", path.string(), size));
+  }
   if (mapping == MAP_FAILED) throw_errno(path, "map");
   bytes_ = {static_cast<const std::byte*>(mapping), size};
 }

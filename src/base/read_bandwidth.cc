@@ -9,7 +9,7 @@
 #include <new>
 #include <vector>
 
-#include "base/machine.h"
+#include "base/available_memory.h"
 #include "base/timing.h"
 
 namespace treeattn::base {

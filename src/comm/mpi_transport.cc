@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "comm/mpi_pieces.h"
 #include "comm/topology.h"
 #include "comm/transport.h"
 #include "treeattn/communicator.h"
@@ -22,9 +23,6 @@
 namespace treeattn::comm {
 namespace {
 
-// MPI counts in int: a longer message goes in equal pieces. Equal, so that on a link that is shared fairly it gets the
-// same share from its beginning to its end.
-constexpr std::size_t kLargestPiece = std::size_t{1} << 30;
 constexpr int kNoteTag = 0;  // on a communicator of their own
 
 // How long a waiting rank polls; how long it lets others have its core between polls; how long it then sleeps.
@@ -50,15 +48,25 @@ void check(int code, const char* call) {
 struct MpiOperation final : Operation {
   bool receiving = false;
   int other = 0;
-  bool failed = false;  // it will never be done
+  bool failed = false;      // it will never be done
+  bool wrong_size = false;  // of the message that came
   std::size_t bytes = 0;
   std::vector<MPI_Request> pieces;
   std::size_t done = 0;  // pieces
 
-  // The bytes before a piece; both sides know the size of the message, so they cut it alike.
+  // Each side cuts the size that it knows. By the size of its first piece, a message tells how many there are: longer
+  // than all that goes whole, and by so many bytes as pieces follow. A receive that knows another number meets another
+  // size than its own at once. In a simulation the pieces are equal instead: on a link that is shared fairly a message
+  // gets the same share from its beginning to its end.
+  std::size_t first_bytes() const {
+    if (pieces.size() == 1) return bytes;
+    return kSimulated ? (bytes + pieces.size() - 1) / pieces.size() : largest_piece + pieces.size() - 1;
+  }
+  // The bytes before a piece. Those after the first are equal, but that some have a byte more.
   std::size_t begin_of(std::size_t piece) const {
-    const std::size_t longer = bytes % pieces.size();  // so many have a byte more
-    return piece * (bytes / pieces.size()) + std::min(piece, longer);
+    if (piece == 0) return 0;
+    const std::size_t first = first_bytes(), others = std::max<std::size_t>(1, pieces.size() - 1);
+    return first + (piece - 1) * ((bytes - first) / others) + std::min(piece - 1, (bytes - first) % others);
   }
   int bytes_of(std::size_t piece) const { return static_cast<int>(begin_of(piece + 1) - begin_of(piece)); }
 };
@@ -166,6 +174,7 @@ class MpiTransport final : public Transport {
   bool test(Operation& operation) override {
     auto& message = static_cast<MpiOperation&>(operation);
     if constexpr (kSimulated) return is_over_or_awaited(message);
+    if (message.wrong_size) refuse_size(message);
     if (message.failed) return false;
     for (; message.done < message.pieces.size(); ++message.done) {
       int flag = 0;
@@ -249,7 +258,7 @@ class MpiTransport final : public Transport {
     message->receiving = receiving;
     message->other = other;
     message->bytes = bytes;
-    message->pieces.assign(std::max<std::size_t>(1, (bytes + kLargestPiece - 1) / kLargestPiece), MPI_REQUEST_NULL);
+    message->pieces.assign(std::max<std::size_t>(1, (bytes + largest_piece - 1) / largest_piece), MPI_REQUEST_NULL);
     for (std::size_t i = 0; i < message->pieces.size(); ++i) {
       const int code = post(message->begin_of(i), message->bytes_of(i), &message->pieces[i]);
       if (code != MPI_SUCCESS) {
@@ -270,7 +279,7 @@ class MpiTransport final : public Transport {
     return false;
   }
 
-  static void check_size(const MpiOperation& message, MPI_Status& status) {
+  static void check_size(MpiOperation& message, MPI_Status& status) {
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     if (bytes != message.bytes_of(message.done)) refuse_size(message);
@@ -294,7 +303,8 @@ class MpiTransport final : public Transport {
     ++message.done;
   }
 
-  [[noreturn]] static void refuse_size(const MpiOperation& message) {
+  [[noreturn]] static void refuse_size(MpiOperation& message) {
+    message.wrong_size = true;
     throw Error(
         fmt::format("receive of {} bytes met a message of another size from transport rank {}; accepted: the "
                     "size that was sent",

@@ -7,9 +7,11 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <new>
 #include <utility>
 
 #include "comm/group.h"
@@ -165,7 +167,6 @@ class TcpTransport final : public Transport {
       if (peer.receive != receiving) return;
       // Half of it is here: the rest goes nowhere.
       peer.receive = nullptr;
-      peer.content.resize(peer.header.bytes);
       peer.header.tag = kDropped;
       return;
     }
@@ -175,10 +176,8 @@ class TcpTransport final : public Transport {
       if (found == peer.out.end()) continue;
       if (found->sent == 0) {
         peer.out.erase(found);
-      } else {  // begun, so it must be ended
-        found->copy.assign(found->data.begin(), found->data.end());
-        found->data = found->copy;
-        found->operation.reset();
+      } else {
+        end_without_sender(peer, *found);
       }
       return;
     }
@@ -235,6 +234,18 @@ class TcpTransport final : public Transport {
     write_to(peer);
   }
 
+  // It has begun, so it must be ended. Called by a destructor: where there is no memory for a copy the owner keeps the
+  // sender's, and without an owner nothing more can be sent there.
+  static void end_without_sender(Peer& peer, Outgoing& message) {
+    try {
+      message.copy.assign(message.data.begin(), message.data.end());
+      message.data = message.copy;
+      message.operation.reset();
+    } catch (const std::bad_alloc&) {
+      if (message.operation->owner == nullptr) lose(peer);
+    }
+  }
+
   void move_all() {
     for (std::size_t r = 0; r < peers_.size(); ++r) {
       if (r == index(rank_) || peers_[r].gone) continue;
@@ -252,7 +263,7 @@ class TcpTransport final : public Transport {
     ::poll(entries.data(), entries.size(), milliseconds);
   }
 
-  void lose(Peer& peer) {
+  static void lose(Peer& peer) {
     peer.gone = true;
     peer.out.clear();
     peer.receive = nullptr;
@@ -298,13 +309,19 @@ class TcpTransport final : public Transport {
         begin_content(peer, from);
       }
       while (peer.data_bytes < peer.header.bytes) {
-        const auto to = peer.receive != nullptr ? peer.receive->data : std::span(peer.content);
-        const std::size_t got = take(peer, to.subspan(peer.data_bytes));
+        const std::size_t got = take(peer, room_for_next(peer));
         if (got == 0) return;
         peer.data_bytes += got;
       }
       end_content(peer, from);
     }
+  }
+
+  std::span<std::byte> room_for_next(Peer& peer) {
+    const std::size_t left = peer.header.bytes - peer.data_bytes;
+    if (peer.header.tag == kDropped) return std::span(dropped_).first(std::min(left, dropped_.size()));
+    const auto to = peer.receive != nullptr ? peer.receive->data : std::span(peer.content);
+    return to.subspan(peer.data_bytes);
   }
 
   // Bytes that are there already; 0 for none, or none ever again.
@@ -369,6 +386,7 @@ class TcpTransport final : public Transport {
   std::vector<TcpReceive*> posted_;  // not done and not coming in, as they were asked for
   std::deque<std::vector<std::byte>> notes_;
   bool broken_ = false;
+  std::array<std::byte, kCopyUpTo> dropped_;  // what nobody wants, one piece over the other
 };
 
 }  // namespace

@@ -162,7 +162,7 @@ void Llama::prefill(SequenceId sequence, std::span<const std::int32_t> tokens, s
   check_room(sequence, total);
   base::require(logits.empty() || logits.size() == static_cast<std::size_t>(config().vocab),
                 "logits holds {} floats; accepted: 0 or the vocabulary, {}", logits.size(), config().vocab);
-  parallel::require_same(*communicator(), base::crc32c(std::as_bytes(tokens)), "the tokens of the prompt");
+  parallel::require_same(*communicator(), base::crc32c(std::as_bytes(tokens)), "tokens in the prompt");
 
   const std::int64_t chunk = options_.order.chunk_tokens;
   const std::int64_t ranks = way == Way::kBlocks ? communicator()->size() : 1;
@@ -261,6 +261,11 @@ std::span<const float> Llama::decode(std::span<const SequenceId> sequences, std:
   base::require(rows > 0 && tokens.size() == rows, "{} tokens for {} sequences; accepted: one for each, 1 or more",
                 tokens.size(), rows);
   check_tokens(tokens, "the step");
+  std::vector<SequenceId> sorted(sequences.begin(), sequences.end());
+  std::ranges::sort(sorted);
+  if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end()) {
+    base::throw_invalid("sequence = {} more than once in a step; accepted: once", *twice);
+  }
   std::vector<std::int64_t> positions;
   for (const SequenceId id : sequences) {
     check_room(id, 1);

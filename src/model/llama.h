@@ -66,7 +66,7 @@ class Llama {
   // which transcript() shows, and there are no logits.
   void prefill(SequenceId sequence, std::span<const std::int32_t> tokens, std::span<float> logits,
                Way way = Way::kBlocks, const TokenProgress& progress = {}, const std::function<bool()>& leave = {});
-  // Collective. Adds one token to each sequence. logits [sequences, vocab].
+  // Collective. Adds one token to each sequence; none may be given twice. logits [sequences, vocab].
   void decode(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens, std::span<float> logits);
   // The same; the logits are where the backend has left them for the host, until the next call.
   std::span<const float> decode(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens);

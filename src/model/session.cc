@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/checksum.h"
 #include "base/timing.h"
 #include "model/agreement.h"
 #include "model/sampler.h"
@@ -77,6 +78,18 @@ GenerateResult Session::generate(std::span<const std::int32_t> prompt, const Gen
   ++calls_;
   Call call{options, listener, StopScanner(options.stop), {}, 0, 0, Clock::now(), {}};
   if (tokenizer_) call.stream.emplace(*tokenizer_);
+  // Nothing is computed before all have passed this once, so ranks with different prompts can go back to where they
+  // were.
+  const auto require_same_prompt = [&, known = known_.size(), prompt_end = prompt_end_] {
+    try {
+      parallel::require_same(*llama_->communicator(), base::crc32c(std::as_bytes(prompt)), "tokens in the prompt");
+    } catch (const InvalidArgument&) {
+      known_.resize(known);
+      prompt_end_ = prompt_end;
+      --calls_;
+      throw;
+    }
+  };
   // What was said last and is not in the cache goes with the prompt; alone, it is decoded as if there had been no
   // break.
   if (!prompt.empty()) {
@@ -88,15 +101,17 @@ GenerateResult Session::generate(std::span<const std::int32_t> prompt, const Gen
   stats.prompt_tokens = static_cast<std::int64_t>(prompt.size());
   const std::uint64_t sent = llama_->communicator()->traffic().bytes;
 
-  for (bool more = true, in_step = true; more;) {
+  for (bool more = true, in_step = true, same_prompt = false; more;) {
     try {
       if (!in_step) get_in_step();
       in_step = true;
+      if (!same_prompt) require_same_prompt();
+      same_prompt = true;
       more = next_token(call);
     } catch (const LostRanks& error) {
       if (!options.recover) throw;
       recover(error, call);
-      in_step = false;
+      in_step = same_prompt = false;  // some may not have heard of all prompts
     }
   }
   stats.bytes_sent = llama_->communicator()->traffic().bytes - (stats.lost.empty() ? sent : 0);

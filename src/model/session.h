@@ -21,7 +21,7 @@ class Session {
   Session(std::unique_ptr<Llama> llama, const Tokenizer* tokenizer, std::vector<std::int32_t> pending = {});
 
   // Collective. Adds the prompt and what the model says to it. An empty prompt goes on where the text was left.
-  // Throws InvalidArgument before any work.
+  // Throws InvalidArgument before any work, also where the ranks have different prompts: the text stays as it was.
   GenerateResult generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
                           const TextListener& listener = {});
 

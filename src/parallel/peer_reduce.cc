@@ -132,19 +132,28 @@ class PeerReducer final : public DeviceReducer {
   }
 
   // Collective. Memory that others have open goes only when they have let go of it.
+  static void free_together(Communicator& comm, std::unique_ptr<PeerExchange>& exchange) {
+    exchange->disconnect();
+    comm.barrier();
+    exchange->take_back();
+    exchange.reset();
+  }
+
+  // Collective.
   void make_exchange(Communicator& comm, kernels::cuda::RankDevice& device, ExchangePlan plan) {
-    if (exchange_) {
-      exchange_->disconnect();
-      comm.barrier();
-      exchange_.reset();
-    }
+    if (exchange_) free_together(comm, exchange_);
     std::unique_ptr<PeerExchange> fresh;
     std::string failure =
         failure_of([&] { fresh = std::make_unique<PeerExchange>(device.gpu(), comm.rank(), std::move(plan)); });
     const std::vector<PeerExchange::Address> all = gathered(comm, fresh ? fresh->address() : PeerExchange::Address{});
     require_all(comm, failure);
     failure = failure_of([&] { fresh->connect(all); });
-    require_all(comm, failure);
+    try {
+      require_all(comm, failure);
+    } catch (const Unavailable&) {
+      free_together(comm, fresh);
+      throw;
+    }
     together_ = PeerExchange::share_a_gpu(all);
     exchange_ = std::move(fresh);
   }

@@ -75,6 +75,7 @@ struct PeerExchange::Impl {
   std::vector<std::byte*> peers;    // [ranks] everybody's memory, as this GPU sees it
   std::vector<void*> opened;        // of these, what other processes lend
   std::vector<SharedMailbox> held;  // and what threads do: it stays when they go, as someone may be writing to it
+  bool lent = false;                // other processes may have this one's open
   unsigned turn = 0;
 
   std::size_t ranks() const { return plan.first_block.size() - 1; }
@@ -111,7 +112,7 @@ PeerExchange::~PeerExchange() {
   cudaSetDevice(impl_->gpu);
   for (void* memory : impl_->opened) cudaIpcCloseMemHandle(memory);
   // Other processes may write to it yet, having heard of nothing: then it stays until this one ends.
-  if (!impl_->opened.empty()) new SharedMailbox(std::move(impl_->mailbox));
+  if (impl_->lent) new SharedMailbox(std::move(impl_->mailbox));
   impl_->mailbox.reset();
   impl_->held.clear();
   cudaSetDevice(before);
@@ -124,6 +125,8 @@ void PeerExchange::disconnect() {
   impl_->held.clear();
   impl_->peers.clear();
 }
+
+void PeerExchange::take_back() { impl_->lent = false; }
 
 const ExchangePlan& PeerExchange::plan() const { return impl_->plan; }
 
@@ -144,6 +147,8 @@ PeerExchange::Address PeerExchange::address() const {
 
 void PeerExchange::connect(std::span<const Address> all) {
   const UseDevice use(impl_->gpu);
+  // They reach this one even if it does not reach them.
+  impl_->lent = std::ranges::any_of(all, [](const Address& a) { return where(a).process != base::this_process(); });
   for (std::size_t r = 0; r < all.size(); ++r) {
     const Where other = where(all[r]);
     void* memory = nullptr;

@@ -41,8 +41,11 @@ class PeerExchange {
   Address address() const;
   // all [ranks], whose owners must all be there yet. Throws Unavailable where a GPU cannot reach another.
   void connect(std::span<const Address> all);
-  // Lets go of the others' memory. Once all ranks have, it may be freed.
+  // Lets go of the others' memory.
   void disconnect();
+  // To be called once all ranks have: this one's memory goes with it. Else it stays until the process ends, if another
+  // process may have it open.
+  void take_back();
   // Whether two of these ranks are threads of one process with the same GPU. They must not use exchange(): the kernel
   // of one that waits may keep another from being started at all. push() on all, a barrier of the host's threads, then
   // merge(): nothing waits for another rank but what is put on the streams after everybody's work.

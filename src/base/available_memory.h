@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+
+namespace treeattn::base {
+
+// Memory that can be allocated now without swapping: MemAvailable, or less where a control group, one of its parents
+// or a limit of addresses (ulimit -v) leaves less. It changes all the time. 0 where the kernel does not say.
+std::size_t available_memory();
+
+// The text of a file; empty when there is none.
+using TextOf = std::function<std::string(const std::string& path)>;
+
+// The same, as these files of /proc and /sys have it.
+std::size_t available_memory(const TextOf& text_of);
+
+}  // namespace treeattn::base
