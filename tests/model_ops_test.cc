@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "base/half.h"
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/row_parts.h"
@@ -250,7 +252,7 @@ TEST_P(ModelOpsTest, LinearPassesOnWhatIsNotFinite) {
 TEST_P(ModelOpsTest, NumbersOfUnusualSize) {
   for (const DType dtype : kWeightTypes) {
     const Shape shape{5, 64};
-    for (const float size : {1e-30f, 1e-4f, 1e4f, 1e15f}) {
+    for (const float size : {1e-30f, 1e-19f, 1e-4f, 1e4f, 1e15f}) {  // 1e-19: products of scales are subnormal
       const Weights w(noise_.normal(shape.rows * shape.cols, dtype == DType::kFloat16 ? 1.0f : size), dtype, shape.rows,
                       shape.cols);
       std::vector<float> x = noise_.normal(3 * shape.cols, size);
@@ -260,6 +262,19 @@ TEST_P(ModelOpsTest, NumbersOfUnusualSize) {
       for (std::int64_t i = 0; i < shape.rows; ++i) EXPECT_EQ(y[index(shape.rows + i)], 0.0f);
     }
   }
+  // Of an infinity and a subnormal weight comes that infinity, or NaN where such weights count as zero.
+  for (const DType dtype : kWeightTypes) {
+    const std::vector<float> infinities(kWeightGroup, kInf);
+    const Weights w(std::vector<float>(kWeightGroup, 1e-39f), dtype, 1, kWeightGroup);
+    const std::vector<float> y = linear(w, infinities);
+    expect_within(y, reference_linear(w.matrix, infinities, {}, linear_model(dtype)), "inf");
+    EXPECT_FALSE(std::isfinite(y[0])) << dtype_name(dtype);
+  }
+  // The product of the scales overflows, and no product of elements does.
+  std::vector<float> x(kWeightGroup, 0.0f), values(kWeightGroup, 0.0f);
+  x[0] = 1e30f, values[1] = 1e20f;
+  const Weights w(values, DType::kInt8, 1, kWeightGroup);
+  expect_within(linear(w, x), reference_linear(w.matrix, x, {}, linear_model(DType::kInt8)), "scales");
 }
 
 TEST_P(ModelOpsTest, NoRowsAreNoWork) {
@@ -315,6 +330,31 @@ TEST_P(ModelOpsTest, RmsNorm) {
   EXPECT_TRUE(std::all_of(y.begin(), y.end(), [](float value) { return std::isnan(value); }));
 }
 
+// Squares that float32 does not hold, with eps or without, and a large weight for a number that is nearly lost.
+TEST_P(ModelOpsTest, RmsNormOfNumbersOfAnySize) {
+  for (const std::int64_t dim : {1, 7, 40, 129}) {
+    for (const float size : {1e-44f, 1e-30f, 1e-20f, 1.0f, 1e19f, 1e25f, 5e37f}) {
+      for (const float eps : {0.0f, 1e-42f, 1e-5f}) {
+        for (const float weight_size : {1e-30f, 1.0f, 1e20f}) {
+          std::vector<float> x = noise_.normal(dim, size), y(x.size(), kNan);
+          const std::vector<float> weight = noise_.normal(dim, weight_size);
+          if (dim > 1) x[1] *= 1e-38f;
+          ops()->rms_norm(x.data(), weight.data(), eps, 1, dim, y.data());
+          expect_within(y, reference_rms_norm(x, weight, eps),
+                        fmt::format("{} of {}, eps {}, weights {}", dim, size, eps, weight_size));
+        }
+      }
+    }
+  }
+  const std::vector<float> weight(9, 1.0f);
+  std::vector<float> x(9, 0.0f), y(9);
+  ops()->rms_norm(x.data(), weight.data(), 0.0f, 1, 9, y.data());
+  EXPECT_TRUE(std::all_of(y.begin(), y.end(), [](float value) { return std::isnan(value); })) << "0 / 0";
+  x[3] = kInf;
+  ops()->rms_norm(x.data(), weight.data(), 1e-5f, 1, 9, y.data());
+  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_TRUE(i == 3 ? std::isnan(y[i]) : y[i] == 0.0f);
+}
+
 TEST_P(ModelOpsTest, Swiglu) {
   for (const std::int64_t dim : {1, 3, 8, 31, 8192}) {
     for (const std::int64_t rows : {1, 5}) {
@@ -335,6 +375,14 @@ TEST_P(ModelOpsTest, Swiglu) {
   EXPECT_TRUE(std::isnan(y[0]) && std::isnan(y[1]));
   EXPECT_EQ(y[2], kInf);
   EXPECT_EQ(y[3], 0.0f);
+  // Far below zero next to nothing is left of however large a number; of -inf it is -inf / inf.
+  const std::vector<float> far = {-1e38f, -1e30f, -200.0f, -88.0f, -kInf, -1e4f, 1.0f, 1e30f, 1.0f, 1.0f, 1.0f, kInf};
+  std::vector<float> left(6);
+  ops()->swiglu(far.data(), 1, 6, left.data());
+  expect_within(left, reference_swiglu(far, 6), "far below zero");
+  EXPECT_LE(std::fabs(left[0]), 0x1p-126f);
+  EXPECT_TRUE(std::isnan(left[4]));
+  EXPECT_EQ(left[5], -kInf);
 }
 
 TEST_P(ModelOpsTest, RopeAtAnyPosition) {
@@ -345,7 +393,8 @@ TEST_P(ModelOpsTest, RopeAtAnyPosition) {
       frequencies.push_back(std::pow(500000.0, -2.0 * static_cast<double>(i) / static_cast<double>(dim)));
     }
     for (const std::int64_t heads : {1, 3, 32}) {
-      const std::vector<std::int64_t> positions = {0, 1, 2, 4095, 131071, (1 << 20) + 3, (std::int64_t{1} << 24) + 1};
+      std::vector<std::int64_t> positions = {0, 1, 2, 4095, 131071};
+      for (const int bits : {20, 24, 40, 62}) positions.push_back((std::int64_t{1} << bits) + 1);
       const auto rows = static_cast<std::int64_t>(positions.size());
       const std::vector<float> x = noise_.normal(rows * heads * dim);
       std::vector<float> y = x;
@@ -359,6 +408,18 @@ TEST_P(ModelOpsTest, RopeAtAnyPosition) {
       }
     }
   }
+}
+
+// No double is this position, so that it and the angle are both rounded; ones and zeros show all that this does.
+TEST_P(ModelOpsTest, RopeAtAPositionThatIsRounded) {
+  const std::vector<std::int64_t> positions = {(std::int64_t{9} << 50) + 1};
+  std::vector<double> frequencies;
+  for (int i = 0; i < 512; ++i) frequencies.push_back(std::exp2(-20.0 - i / 512.0));
+  std::vector<float> x(1024, 0.0f);
+  std::fill(x.begin(), x.begin() + 512, 1.0f);
+  std::vector<float> y = x;
+  ops()->rope(y.data(), 1, 1, 1024, positions, frequencies);
+  expect_within(y, reference_rope(x, 1, positions, frequencies), "9 * 2^50 + 1");
 }
 
 // On every target the same as the plain loop, with numbers of every size, NaN and infinities among them.

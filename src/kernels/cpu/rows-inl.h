@@ -28,6 +28,14 @@ HWY_INLINE void for_each_vector(std::int64_t dim, const Body& body) {
   for (; i < dim; ++i) body(hn::CappedTag<float, 1>(), i);
 }
 
+// In double, which has room for the squares of all float32.
+inline void rms_norm_in_double(const float* x, const float* weight, float eps, std::int64_t dim, float* y) {
+  double squares = 0.0;
+  for (std::int64_t i = 0; i < dim; ++i) squares += static_cast<double>(x[i]) * x[i];
+  const double scale = 1.0 / std::sqrt(squares / static_cast<double>(dim) + eps);
+  for (std::int64_t i = 0; i < dim; ++i) y[i] = static_cast<float>(x[i] * scale * weight[i]);
+}
+
 inline void rms_norm(const float* x, const float* weight, float eps, std::int64_t dim, float* y) {
   const hn::ScalableTag<float> df;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(df));
@@ -41,7 +49,12 @@ inline void rms_norm(const float* x, const float* weight, float eps, std::int64_
   float rest = 0.0f;
   for (; i < dim; ++i) rest += x[i] * x[i];
   const float squares = hn::GetLane(hn::SumOfLanes(df, hn::Add(even, odd))) + rest;
-  const float scale = 1.0f / std::sqrt(squares / static_cast<float>(dim) + eps);
+  const float mean = squares / static_cast<float>(dim) + eps;
+  // Squares have overflowed, or so many have lost bits that it counts.
+  if (!(mean >= std::numeric_limits<float>::min() && mean <= std::numeric_limits<float>::max())) {
+    return rms_norm_in_double(x, weight, eps, dim, y);
+  }
+  const float scale = 1.0f / std::sqrt(mean);
   for_each_vector(dim, [&](auto d, std::int64_t at) HWY_ATTR {
     const auto scaled = hn::Mul(hn::LoadU(d, x + at), hn::Set(d, scale));
     hn::StoreU(hn::Mul(scaled, hn::LoadU(d, weight + at)), d, y + at);
@@ -49,14 +62,18 @@ inline void rms_norm(const float* x, const float* weight, float eps, std::int64_
 }
 
 // With e = exp(-|gate|), which cannot overflow: 1 / (1 + exp(-gate)) is 1 / (1 + e), or e / (1 + e) below zero.
+// exp2_weight stops at 2^-126, and a gate of -1e38 times that would be no small number. So -2^-126 stands for all that
+// is left below -87.5: not 0, as 0 * inf would be NaN. Of an infinite gate it is NaN, as -inf / inf is.
 inline void swiglu(const float* gate, const float* up, std::int64_t dim, float* y) {
   for_each_vector(dim, [&](auto d, std::int64_t at) HWY_ATTR {
     using D = decltype(d);
     const auto g = hn::LoadU(d, gate + at), one = hn::Set(d, 1.0f);
     const auto e = exp2_weight<VectorOps<D>>(hn::Mul(hn::Abs(g), hn::Set(d, -0x1.715476p0f)));  // -log2(e)
     const auto above = hn::IfThenElse(hn::Lt(g, hn::Zero(d)), e, one);
-    const auto sigmoid = hn::Div(above, hn::Add(one, e));
-    hn::StoreU(hn::Mul(hn::Mul(g, sigmoid), hn::LoadU(d, up + at)), d, y + at);
+    const auto gated = hn::Mul(g, hn::Div(above, hn::Add(one, e)));
+    const auto left = hn::Sub(hn::Sub(g, g), hn::Set(d, 0x1p-126f));
+    const auto silu = hn::IfThenElse(hn::Lt(g, hn::Set(d, -87.5f)), left, gated);
+    hn::StoreU(hn::Mul(silu, hn::LoadU(d, up + at)), d, y + at);
   });
 }
 
