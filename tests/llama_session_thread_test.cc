@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "byte_tokenizer.h"
 #include "model/session.h"
 #include "model/session_file.h"
@@ -115,6 +117,58 @@ TEST(Session, WhatIsSavedAfterACallThatThrewCanBeLoaded) {
   rank.session.save(directory.path());
   Session loaded = Session::load(directory.path(), model.weights, self_communicator(), *rank.ops, rank.pool, nullptr);
   EXPECT_EQ(loaded.generate({}, tokens_of(20)).tokens, want);
+}
+
+// What is there is told by the save it belongs to: two texts may be of the same length.
+TEST(Session, ASaveThatWasCutOffLeavesTheOneBefore) {
+  namespace fs = std::filesystem;
+  const SmallModel model;
+  const TemporaryDirectory old_one, new_one;
+  const auto text_in = [](const TemporaryDirectory& directory) { return directory.path() / kSavedTextName; };
+  const auto draft_in = [](const TemporaryDirectory& directory) { return directory.path() / "session.tokens.tmp"; };
+  SessionRank first(model, self_communicator(), nullptr), second(model, self_communicator(), nullptr);
+  first.session.generate(random_tokens(10, 301, 1), tokens_of(1));
+  first.session.save(old_one.path());
+  second.session.generate(random_tokens(10, 301, 2), tokens_of(1));
+  second.session.save(new_one.path());
+  const auto tokens_in = [&](const TemporaryDirectory& directory) {
+    return Session::load(directory.path(), model.weights, self_communicator(), *first.ops, first.pool, nullptr)
+        .tokens();
+  };
+  // Before the cache of the new one was there, and after.
+  fs::copy_file(text_in(new_one), draft_in(old_one));
+  EXPECT_EQ(tokens_in(old_one), first.session.tokens());
+  fs::rename(text_in(new_one), draft_in(new_one));
+  fs::copy_file(text_in(old_one), text_in(new_one));
+  EXPECT_EQ(tokens_in(new_one), second.session.tokens());
+  fs::remove(draft_in(new_one));
+  EXPECT_THROW(tokens_in(new_one), BadFile);
+}
+
+// A file that somebody changed may have a checksum that fits. Its tokens are computed again after a loss.
+TEST(Session, SavedTokensThatTheModelDoesNotHaveAreRefused) {
+  const SmallModel model;
+  const TemporaryDirectory directory;
+  SessionRank rank(model, self_communicator(), nullptr);
+  rank.session.generate(random_tokens(3, 301, 7), tokens_of(1));
+  rank.session.save(directory.path());
+  const std::filesystem::path file = directory.path() / kSavedTextName;
+  const SavedText good = read_saved_text(file);
+  const auto load = [&](const SavedText& text) {
+    base::File out = base::File::create(file);
+    out.write(encode(text));
+    out.finish();
+    Session::load(directory.path(), model.weights, self_communicator(), *rank.ops, rank.pool, nullptr);
+  };
+  EXPECT_NO_THROW(load(good));
+  for (const std::int32_t token : {-1, 301}) {
+    SavedText waiting = good, cached = good;
+    waiting.pending = {token};
+    cached.transcripts.begin()->second.truncate(2);
+    cached.transcripts.begin()->second.append(std::vector{token}, Way::kOneByOne);
+    EXPECT_THROW(load(waiting), BadFile) << token;
+    EXPECT_THROW(load(cached), BadFile) << token;
+  }
 }
 
 TEST(Session, StopsAtTokensStringsContextAndTheFlag) {
@@ -378,6 +432,7 @@ TEST(StopScanner, HoldsBackWhatMayBecomeAStop) {
 TEST(SessionFile, ReadsWhatItWrote) {
   SavedText text;
   text.model = 77;
+  text.generation = 78;
   text.pending = {1, 2, 3};
   text.transcripts[0].append(random_tokens(100, 301, 1), Way::kBlocks);
   text.transcripts[0].append(random_tokens(5, 301, 2), Way::kOneByOne);

@@ -98,6 +98,7 @@ TEST(Safetensors, RefusesBrokenFrames) {
   for (int i = 0; i < 100'000; ++i) deep += "{\"a\":";
   expect_refused([&] { parse(safetensors_file(deep, "")); }, {"deep"});
   EXPECT_TRUE(parse(safetensors_file("{}", "")).empty());
+  EXPECT_TRUE(parse(safetensors_file("{\"__metadata__\":null}", "")).empty());
 }
 
 TEST(Safetensors, RefusesBrokenEntries) {

@@ -38,8 +38,8 @@ TEST(Splitter, Llama3) {
 }
 
 TEST(SplitPattern, TakesWhatBothReadAlike) {
-  for (const char* pattern :
-       {kLlama3Pattern, "a|b", R"(\p{Lu}+[^\s\P{L}\-\]]{2,})", "(?<=a)b(?!c)(?>d)", R"([-a\s-])", "(a)++b*+c?+"}) {
+  for (const char* pattern : {kLlama3Pattern, "a|b", R"(\p{Lu}+[^\s\P{L}\-\]]{2,})", "(?<=a)b(?!c)(?>d)", R"([-a\s-])",
+                              "(a)++b*+c?+", "ss(?i:[st]'ll)"}) {
     EXPECT_NO_THROW(pcre2_pattern(pattern, "p")) << pattern;
   }
   EXPECT_EQ(pcre2_pattern("a+?b", "p"), "a+?b");
@@ -88,7 +88,11 @@ TEST(SplitPattern, RefusesTheRest) {
                               "}",
                               "]",
                               "a)",
-                              "(?i:\\p{Lu})"}) {
+                              "(?i:\\p{Lu})",
+                              "(?i:'sS)",
+                              "(?i:stra(?:f|i))",
+                              "(?i:\u00df)",
+                              "(?i:[\u00df])"}) {
     expect_refused([&] { pcre2_pattern(pattern, "p"); }, {"p: the pattern", "accepted"});
   }
   expect_refused([&] { pcre2_pattern(std::string(5000, 'a'), "p"); }, {"5000 bytes"});

@@ -291,6 +291,21 @@ TEST(AddedTokens, StripTheSpaceAroundThem) {
   EXPECT_EQ(split(" <b> "), "[ <b> =3]");
 }
 
+// Texts come to it by merges as well. One of its own is found in the text as it is, and comes back as it is.
+TEST(AddedTokens, OneOfTheVocabularyKeepsItsBytes) {
+  NEEDS_PCRE2();
+  Json json = small_tokenizer();
+  const std::string space = byte_character(' '), written = space + "x";
+  json["model"]["vocab"][written] = 265;
+  json["model"]["merges"].push_back({space, "x"});
+  json["added_tokens"].push_back({{"id", 265}, {"content", written}});
+  json["added_tokens"].push_back({{"id", 266}, {"content", space + "y"}});
+  const Tokenizer tokenizer = make_tokenizer(json);
+  ASSERT_EQ(tokenizer.encode("a x"), (Tokens{'a', 265}));
+  EXPECT_EQ(tokenizer.decode(Tokens{'a', 265}), "a x");
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("a" + space + "y")), "a" + space + "y");
+}
+
 TEST(Tokenizer, WithoutPcre2SaysSo) {
   if (splitter_available()) {
     EXPECT_EQ(make_tokenizer(small_tokenizer()).vocab(), 265);

@@ -22,6 +22,7 @@ constexpr const char* kDraft = "session.tokens.tmp";
 
 // Why these are not the tokens of this cache; empty if they are.
 std::string mismatch(const SavedText& text, const KvCache& cache) {
+  if (text.generation != cache.store().generation()) return "belongs to another save than the cache";
   const std::vector<SequenceId> ids = cache.sequences();
   if (text.transcripts.size() != ids.size()) {
     return fmt::format("has {} texts for {} sequences of the cache", text.transcripts.size(), ids.size());
@@ -53,6 +54,18 @@ SavedText text_of(const fs::path& directory, const KvCache& cache) {
   return text;
 }
 
+// The checksum does not keep out a file that was changed on purpose, and a recovery looks every token up.
+void check_tokens(const SavedText& text, std::int64_t vocab, const fs::path& file) {
+  const auto check = [&](std::span<const std::int32_t> tokens) {
+    for (const std::int32_t token : tokens) {
+      if (token >= 0 && token < vocab) continue;
+      base::throw_bad_file(file, fmt::format("has token {}; accepted: 0 to {}", token, vocab - 1));
+    }
+  };
+  check(text.pending);
+  for (const auto& [id, transcript] : text.transcripts) check(transcript.tokens());
+}
+
 }  // namespace
 
 void Llama::save(const fs::path& directory, std::span<const std::int32_t> pending) {
@@ -61,7 +74,7 @@ void Llama::save(const fs::path& directory, std::span<const std::int32_t> pendin
   // Two saves at once would leave one's tokens beside the other's cache.
   const parallel::DirectoryTurn turn(*communicator(), directory);
   const std::string failure = !writes ? std::string() : parallel::failure_of([&] {
-    const SavedText text{shape_digest(config()), transcripts_, {pending.begin(), pending.end()}};
+    const SavedText text{shape_digest(config()), turn.generation(), transcripts_, {pending.begin(), pending.end()}};
     base::File draft = base::File::create(directory / kDraft);
     draft.write(encode(text));
     draft.finish();
@@ -85,6 +98,7 @@ std::unique_ptr<Llama> Llama::load(const fs::path& directory, std::shared_ptr<co
     if (text.model != shape_digest(weights->config())) {
       base::throw_bad_file(directory / kName, "was made by a model of another shape");
     }
+    model::check_tokens(text, weights->config().vocab, directory / kName);
   });
   parallel::throw_if_any_failed(*communicator, failure);
   options.kv_type = cache.config().k_type;

@@ -131,7 +131,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> file, const std::
   SafetensorsHeader header;
   for (const auto& [tensor, ignored] : value.items()) {
     if (tensor == "__metadata__") {
-      json.at(tensor).object();
+      if (const auto metadata = json.find(tensor)) metadata->object();  // null: none
     } else {
       header.emplace(tensor, read_entry(json.at(tensor), data, file.size() - data));
     }

@@ -19,7 +19,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the file is written as memory has it");
 
 constexpr std::array<char, 8> kMagic = {'T', 'R', 'L', 'L', 'S', 'E', 'S', 'S'};
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 
 class Writer {
  public:
@@ -103,6 +103,7 @@ std::vector<std::byte> encode(const SavedText& text) {
   writer.put(kMagic);
   writer.put(kVersion);
   writer.put(text.model);
+  writer.put(text.generation);
   writer.put<std::uint64_t>(text.pending.size());
   writer.put<std::uint64_t>(text.transcripts.size());
   writer.put_tokens(text.pending);
@@ -133,6 +134,7 @@ SavedText parse_saved_text(std::span<const std::byte> bytes) {
   base::require(version == kVersion, "has version {}; accepted: {}", version, kVersion);
   SavedText text;
   text.model = reader.take<std::uint32_t>();
+  text.generation = reader.take<std::uint64_t>();
   const auto pending = reader.take<std::uint64_t>();
   const auto count = reader.take<std::uint64_t>();
   text.pending = reader.take_tokens(pending);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tokens beside a saved cache.
 //
-//   "TRLLSESS" version:u32 model:u32 pending:u64 count:u64  pending * token:i32
+//   "TRLLSESS" version:u32 model:u32 generation:u64 pending:u64 count:u64  pending * token:i32
 //   count * (id:i64 tokens:u64 segments:u64  tokens * token:i32  segments * (first:i64 way:u32))  crc32c:u32
 //
 // Little-endian, nothing padded. The checksum covers everything before it.
@@ -21,7 +21,8 @@
 namespace treeattn::model {
 
 struct SavedText {
-  std::uint32_t model = 0;  // shape_digest of the model that made it
+  std::uint32_t model = 0;       // shape_digest of the model that made it
+  std::uint64_t generation = 0;  // that of the cache it was saved with
   std::map<SequenceId, Transcript> transcripts;
   std::vector<std::int32_t> pending;  // said already, but not in the cache yet
 

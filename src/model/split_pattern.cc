@@ -26,6 +26,7 @@ constexpr std::string_view kCategories[] = {"L",  "Ll", "Lm", "Lo", "Lt", "Lu", 
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+char to_lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
 class Translator {
  public:
@@ -83,8 +84,20 @@ class Translator {
       case '}':
         refuse_at_rest();
       default:
-        copy(1);
+        literal(false);
     }
+  }
+
+  // To Oniguruma, "ss" without regard to case is U+00DF as well. Few such pairs are ASCII; others are not looked for.
+  void literal(bool in_class) {
+    if (!caseless_.empty() && caseless_.back()) {
+      if (static_cast<unsigned char>(peek()) >= 0x80) refuse_at_rest();
+      const char pair[] = {to_lower(peek()), to_lower(peek(1))};
+      for (const std::string_view one : {"ss", "st", "ff", "fi", "fl"}) {
+        if (!in_class && one == std::string_view(pair, 2)) refuse_at_rest();
+      }
+    }
+    copy(1);
   }
 
   void open_group() {
@@ -166,7 +179,7 @@ class Translator {
         after_set = escape(true);
         if (after_set && range) refuse_at_rest();  // a range to a set
       } else {
-        copy(1);
+        literal(true);
       }
       after_hyphen = hyphen && !first;
     }

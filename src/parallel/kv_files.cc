@@ -226,6 +226,7 @@ std::unique_ptr<KvStore> load_as(const Manifest& manifest, const std::shared_ptr
     store = std::make_unique<KvStore>(communicator, manifest.config, std::move(shares), gpu);
     for (const auto& [id, length] : manifest.sequences) store->restore(id, length);
     store->restore_next(manifest.next_sequence);
+    store->restore_generation(manifest.generation);
   }));
   leaf_by_leaf(*communicator, store->shares(),
                [&](int leaf) { read_branch(*store, directory, manifest.generation, leaf); });
@@ -241,7 +242,7 @@ std::vector<int> all_leaves(const KvStore& store) {
 
 }  // namespace
 
-DirectoryTurn::DirectoryTurn(Communicator& communicator, const fs::path& directory) {
+DirectoryTurn::DirectoryTurn(Communicator& communicator, const fs::path& directory) : generation_(new_generation()) {
   constexpr double kPatience = 60;  // seconds
   const bool first = communicator.rank() == 0;
   throw_if_any_failed(communicator, failure_of([&] {
@@ -257,10 +258,11 @@ DirectoryTurn::DirectoryTurn(Communicator& communicator, const fs::path& directo
       answer = base::seconds_since(start) > kPatience ? Answer::kTooLong : Answer::kBusy;
     }
     communicator.broadcast(std::as_writable_bytes(std::span(&answer, 1)), 0);
-    if (answer == Answer::kOurs) return;
+    if (answer == Answer::kOurs) break;
     if (answer == Answer::kTooLong) base::throw_bad_file(directory, "somebody else is writing there");
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
+  communicator.broadcast(std::as_writable_bytes(std::span(&generation_, 1)), 0);
 }
 
 void save(const KvStore& store, const fs::path& directory, const DirectoryTurn* turn) {
@@ -270,9 +272,8 @@ void save(const KvStore& store, const fs::path& directory, const DirectoryTurn* 
   require_same(communicator, digest(store.shares(), digest(manifest)), "sequences or weights");
 
   std::optional<DirectoryTurn> own_turn;
-  if (turn == nullptr) own_turn.emplace(communicator, directory);
-  manifest.generation = new_generation();
-  communicator.broadcast(std::as_writable_bytes(std::span(&manifest.generation, 1)), 0);
+  if (turn == nullptr) turn = &own_turn.emplace(communicator, directory);
+  manifest.generation = turn->generation();
   try {
     leaf_by_leaf(communicator, store.shares(),
                  [&](int leaf) { write_branch(store, directory, manifest.generation, leaf); });

@@ -9,6 +9,7 @@
 // removes what other generations left. So whatever interrupts it, the manifest's files are whole.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -25,8 +26,12 @@ class DirectoryTurn {
  public:
   DirectoryTurn(Communicator& communicator, const std::filesystem::path& directory);
 
+  // Of the save of this turn, the same on every rank: what ties its files together.
+  std::uint64_t generation() const { return generation_; }
+
  private:
   base::DirectoryLock lock_;
+  std::uint64_t generation_;
 };
 
 // Both collective; KvCache documents them. turn: of a caller that has it already; else save takes it.

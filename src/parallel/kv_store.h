@@ -124,6 +124,9 @@ class KvStore {
   // A sequence as a file describes it: no chunk has a page yet. Requires ids in ascending order.
   void restore(SequenceId sequence, std::int64_t length);
   void restore_next(SequenceId next) { next_ = next; }
+  // Of the save that this was read from (kv_files.h); 0: of none.
+  void restore_generation(std::uint64_t generation) { generation_ = generation; }
+  std::uint64_t generation() const { return generation_; }
   KvPool& pool() { return *pool_; }
   const KvPool& pool() const { return *pool_; }
 
@@ -160,6 +163,7 @@ class KvStore {
   std::shared_ptr<KvPool> pool_;
   std::map<SequenceId, Sequence> sequences_;
   SequenceId next_ = 0;
+  std::uint64_t generation_ = 0;
   mutable bool same_on_ranks_ = false;
 };
 
