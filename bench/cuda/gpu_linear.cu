@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "gpu_bench.cuh"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/model/linear_kernels.h"
 #include "treeattn/cuda.h"
 
@@ -164,7 +165,7 @@ int main() {
   Queue queue;
   check(cudaStreamCreateWithFlags(&queue.stream, cudaStreamNonBlocking), "stream");
   const CudaDevice gpu = cuda_devices()[0];
-  queue.overlaps = gpu.compute_major >= 9;
+  queue.overlaps = kernels::cuda::code_is_for_hopper();
   queue.multiprocessors = gpu.multiprocessors;
 
   constexpr std::int64_t kReadBytes = std::int64_t{2} << 30;  // which no cache holds

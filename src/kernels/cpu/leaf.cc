@@ -168,7 +168,7 @@ void LeafWorker::begin_unit(const Unit& unit) {
         slopes_[h * rows_ + r] = problem_.alibi_slopes[static_cast<std::size_t>(head)] * kLog2E;
       }
     }
-    without_limbs_[static_cast<std::size_t>(h)] = k_ops_.flushes_subnormals && loses_subnormals();
+    without_limbs_[static_cast<std::size_t>(h)] = k_ops_.logit_floor > 0 && loses_subnormals();
     k_ops_.pack_queries(q_rows_, problem_.q.dtype, rows_, to_int(dim),
                         q_packed_ + static_cast<std::size_t>(h) * packed_query_bytes_);
   }

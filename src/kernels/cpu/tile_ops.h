@@ -115,9 +115,8 @@ struct TileOps {
   double weight_error;   // relative error of a float32 weight as accumulate uses it
   double query_error;    // error of a query's element as dot uses it, relative to the row's largest
   double weight_floor;   // error of a weight as accumulate uses it, relative to the tile's largest
-  // dot takes subnormal numbers, of q, its limbs, K and the products, for 0. That may cost a logit logit_floor; a head
-  // where it could be more is computed by CpuTarget::plain.
-  bool flushes_subnormals = false;
+  // Not 0: dot takes subnormal numbers, of q, its limbs, K and the products, for 0, and that may cost a logit so much.
+  // A head where it could be more is computed by CpuTarget::plain.
   double logit_floor = 0;
   // From so many rows a head on, accumulate takes all tokens of a head before those of the next: what it reads has to
   // be fetched while keys are scored.

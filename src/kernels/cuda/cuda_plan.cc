@@ -25,6 +25,13 @@ void check(cudaError_t error, const char* what) {
   throw Unavailable(fmt::format("{}: {}", what, cudaGetErrorString(error)));
 }
 
+int shared_memory(cudaDeviceAttr of) {
+  int gpu = 0, most = 0;
+  check(cudaGetDevice(&gpu), "current GPU");
+  check(cudaDeviceGetAttribute(&most, of, gpu), "shared memory of the GPU");
+  return most;
+}
+
 DeviceBuffer::DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   const cudaError_t error = cudaMalloc(&data_, bytes);
@@ -98,10 +105,7 @@ AttentionParams params_of(const Problem& problem) {
 namespace {
 
 std::size_t shared_memory_of_block() {
-  int gpu = 0, most = 0;
-  check(cudaGetDevice(&gpu), "current GPU");
-  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu), "shared memory of the GPU");
-  return static_cast<std::size_t>(most);
+  return static_cast<std::size_t>(shared_memory(cudaDevAttrMaxSharedMemoryPerBlockOptin));
 }
 
 // Makes a kernel ready on the current GPU and returns how many of its blocks a multiprocessor holds. Once for each:

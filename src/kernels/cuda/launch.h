@@ -15,6 +15,9 @@ namespace treeattn::kernels::cuda {
 // Throws Unavailable naming what failed.
 void check(cudaError_t error, const char* what);
 
+// Of the current GPU: of a block (cudaDevAttrMaxSharedMemoryPerBlockOptin) or of a multiprocessor.
+int shared_memory(cudaDeviceAttr of);
+
 // Whether what runs on the current GPU was compiled for Hopper or later: tensor copies, kernels that wait for those
 // before them. The GPU alone does not say so: it translates code for an older one, too.
 bool code_is_for_hopper();

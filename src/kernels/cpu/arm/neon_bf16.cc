@@ -339,7 +339,6 @@ void use_neon_bf16(CpuTarget& target) {
   ops.unpack_sums = unpack_sums;
   ops.unit_roundoff = 0x1p-23;
   ops.weight_error = 0x1p-17;
-  ops.flushes_subnormals = true;
   ops.logit_floor = 0x1p-40;
 }
 

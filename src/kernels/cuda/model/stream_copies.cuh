@@ -43,13 +43,13 @@ class GroupCopies {
     find_rows();
   }
 
-  __device__ int column_of(int of_turn) const { return (number + of_turn * kStreamWarps) * kGroup + lane % 4 * 8; }
+  __device__ int column_of(int of_turn) const { return first_column(of_turn) + lane % 4 * 8; }
 
   // The weights of the next group into a slot; nothing after the last. Two rows at a time, 256 bytes of each; or four
   // and 128. gently: two such copies, and the next two when they are there.
   __device__ void start_weights(std::uint32_t slot, bool gently = false) {
     if (tile < t.tiles && turns > 0) {
-      const int column = (number + turn * kStreamWarps) * kGroup + lane % kUnits * (16 / Weights::kBytes);
+      const int column = first_column(turn) + lane % kUnits * (16 / Weights::kBytes);
       const bool there = column < t.cols;
       const std::int64_t next_rows = kRowsAtOnce * static_cast<std::int64_t>(t.cols) * Weights::kBytes;
       const std::byte* from[2] = {low + column * Weights::kBytes, high + column * Weights::kBytes};
@@ -67,7 +67,7 @@ class GroupCopies {
   // x of the group `of_turn`, behind its weights: two rows at a time as well.
   __device__ void start_rows(std::uint32_t slot, int of_turn) const {
     constexpr int kOfRow = Place::kRow / 16, kAtOnce = 32 / kOfRow;
-    const int column = (number + of_turn * kStreamWarps) * kGroup + lane % kOfRow * 8;
+    const int column = first_column(of_turn) + lane % kOfRow * 8;
     const bool there = column < t.cols;
     for (int row = lane / kOfRow; row < t.rows; row += kAtOnce) {
       const std::uint16_t* from = t.x.rounded + static_cast<std::int64_t>(row) * t.cols;
@@ -87,6 +87,7 @@ class GroupCopies {
   static constexpr int kUnits = Place::kWeightRow / 16;                                // of a row; a lane each
   static constexpr int kRowsAtOnce = 32 / kUnits, kCopies = 8 * kTiles / kRowsAtOnce;  // of either half
 
+  __device__ int first_column(int of_turn) const { return (number + of_turn * kStreamWarps) * kGroup; }
   __device__ void find_rows() {
     if (tile >= t.tiles) return;
     const TileRows<8 * kTiles> rows(t, tile);

@@ -143,14 +143,6 @@ __global__ void __launch_bounds__(TileEnds<kTiles, kColumns, kHolds>::kAllThread
   }
 }
 
-// Of a block (cudaDevAttrMaxSharedMemoryPerBlockOptin) or of a multiprocessor.
-int shared_memory(cudaDeviceAttr of) {
-  int gpu = 0, most = 0;
-  check(cudaGetDevice(&gpu), "current GPU");
-  check(cudaDeviceGetAttribute(&most, of, gpu), "shared memory of the GPU");
-  return most;
-}
-
 // A kernel and what it needs.
 template <int kTiles, int kColumns, int kStages, bool kHolds, class Weights>
 struct Shape {
