@@ -5,10 +5,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
+#include <span>
 #include <thread>
+#include <vector>
 
 #include "base/machine.h"
+#include "comm/far_memory.h"
 #include "comm_cases.h"
 
 namespace treeattn {
@@ -136,6 +140,72 @@ TEST(CommThreads, MayReturnEarly) {
 }
 
 // Buffers of messages that were given up: with an owner they live on, without one they are not touched any more.
+// A GPU's memory, played by memory whose bytes only its own copy knows how to read: it holds them inverted.
+struct Inverted {
+  static constexpr std::size_t kBytes = 1 << 17, kRefused = 13;
+  static inline std::vector<std::byte> memory = std::vector<std::byte>(2 * kBytes);
+  static inline std::atomic<int> copies = 0;
+
+  static bool has(const void* address) {
+    const auto* at = static_cast<const std::byte*>(address);
+    return at >= memory.data() && at < memory.data() + memory.size();
+  }
+  static void copy(void* to, const void* from, std::size_t bytes) {
+    ++copies;
+    if (bytes == kRefused) throw Error("refused");
+    std::memcpy(to, from, bytes);
+    if (has(to) == has(from)) return;
+    for (std::size_t i = 0; i < bytes; ++i) static_cast<std::byte*>(to)[i] = ~static_cast<std::byte*>(to)[i];
+  }
+};
+
+TEST(CommThreads, MessagesMayLieInMemoryOfAGpu) {
+  const comm::FarMemory far(Inverted::memory.data(), Inverted::memory.size(), Inverted::copy);
+  for (const std::size_t bytes : {std::size_t{100}, Inverted::kBytes}) {
+    Inverted::copies = 0;
+    const std::vector<std::byte> sent(bytes, std::byte{5});
+    std::vector<std::byte> came(bytes);
+    run_ranks(2, [&](const World& world) {
+      const std::span<std::byte> there(Inverted::memory.data() + (world->rank() == 0 ? 0 : Inverted::kBytes), bytes);
+      const auto send = [&](std::span<const std::byte> data) {
+        Request request = world->send(1 - world->rank(), data);
+        world->wait(request);
+      };
+      const auto receive = [&](std::span<std::byte> data) {
+        Request request = world->receive(1 - world->rank(), data);
+        world->wait(request);
+      };
+      if (world->rank() == 0) {
+        send(sent);
+        receive(there);
+        send(there);
+      } else {
+        receive(there);
+        send(there);
+        receive(came);
+      }
+    });
+    EXPECT_EQ(came, sent);
+    EXPECT_EQ(Inverted::memory[0], ~std::byte{5});
+    EXPECT_EQ(Inverted::copies, 3) << bytes;
+  }
+}
+
+TEST(CommThreads, ACopyThatFailsIsTheReceiversError) {
+  const comm::FarMemory far(Inverted::memory.data(), Inverted::memory.size(), Inverted::copy);
+  run_ranks(2, [&](const World& world) {
+    std::vector<std::byte> here(Inverted::kRefused);
+    if (world->rank() == 0) {
+      Request out = world->send(1, std::span<const std::byte>(Inverted::memory.data(), here.size()));
+      world->wait(out);
+    } else {
+      Request in = world->receive(0, here);
+      EXPECT_THROW(world->wait(in), Error);
+    }
+    world->barrier();
+  });
+}
+
 TEST(CommThreads, GivenUpMessagesAreSafe) {
   run_ranks(2, [](const World& world) {
     const int other = 1 - world->rank();

@@ -74,7 +74,8 @@ void ModelOptions::add_to(CommandLine& app) {
   text("--device", device, "cpu, cuda or cuda:N: where ranks compute (default cpu)", "NAME");
   text("--link", link, "How the states of ranks on GPUs travel in decode: host, peer, nccl (default host)", "NAME");
   text("--deadline", deadline, "A rank that does not answer for so long is lost (default 120)", "SECONDS");
-  app.add_flag("--gather-kv", gather_kv, "Prefill: collect K and V of a layer first instead of passing them round")
+  app.add_flag("--gather-kv", gather_kv,
+               "Prefill: collect K and V of a layer first instead of passing them round; GPUs always do")
       ->group("Model and ranks");
 }
 
@@ -97,6 +98,7 @@ ModelPlan make_model_plan(const ModelOptions& options) {
   plan.rank_count = parse_count_or("--ranks", options.ranks, 1, 1024, 0);
   plan.threads = parse_count_or("--threads", options.threads, 1, 4096, 0);
   plan.gpu = parse_device(options.device);
+  if (plan.gpu != ModelPlan::kCpu) plan.llama.gather_kv = true;  // as it is there, whatever is asked for
   plan.llama.attention.link = parse_link(options.link, plan.gpu != ModelPlan::kCpu);
   // A GPU wants more rows at once.
   plan.llama.chunks_per_piece =

@@ -86,6 +86,11 @@ class ParallelAttention {
                const QueryView& q, const AttentionOptions& options, std::span<float> out, std::span<float> lse,
                ThreadPool& pool, bool gather_kv = false);
 
+  // The same with q and out in memory of this rank's GPU and no lse, as work on `stream`, a cudaStream_t. Every rank
+  // first collects all of K and V on its GPU. Requires a cache on a GPU.
+  void prefill_on_device(const KvCache& cache, int layer, SequenceId sequence, std::int64_t first, std::int64_t count,
+                         const QueryView& q, const AttentionOptions& options, float* out, void* stream);
+
   const CallReport& report() const;
   // Why kAuto took what it took, as a table: the links measured, and steps, bytes and time of each strategy.
   std::string why() const;

@@ -5,19 +5,20 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <exception>
 #include <thread>
 #include <utility>
 
 #include "base/relax.h"
+#include "comm/far_memory.h"
 #include "treeattn/error.h"
 
 namespace treeattn::comm {
 
 // Shared by the sender and the inbox it lies in. It refers to no transport: inboxes outlive those.
 struct ThreadMessage {
-  // A small message is copied when it is sent (kDone from the start, for the sender). A large one stays in the sender's
-  // memory, and its send is under way until the receiver has it.
+  // A small message is copied when it is sent (kDone from the start, for the sender). A large one, or one in memory of a
+  // GPU, stays where it is, and its send is under way until the receiver has it.
   enum State : int { kWaiting, kCopying, kDone };
 
   int from = 0;
@@ -46,6 +47,7 @@ struct ThreadReceive final : Operation {
   std::span<std::byte> data;
   bool done = false;
   std::size_t came = 0;  // bytes of the message
+  std::exception_ptr failure;
 };
 
 class ThreadTransport final : public Transport {
@@ -64,7 +66,7 @@ class ThreadTransport final : public Transport {
     message->from = rank_;
     message->tag = tag;
     message->data = data;
-    if (data.size() <= kCopyUpTo) {
+    if (data.size() <= kCopyUpTo && !is_far(data.data())) {
       message->copy.assign(data.begin(), data.end());
       message->data = message->copy;
       message->state.store(ThreadMessage::kDone, std::memory_order_relaxed);
@@ -144,7 +146,7 @@ class ThreadTransport final : public Transport {
       return sending->message->state.load(std::memory_order_acquire) == ThreadMessage::kDone;
     }
     const auto& receiving = static_cast<const ThreadReceive&>(operation);
-    if (receiving.done) check_size(receiving);
+    if (receiving.done) check(receiving);
     return receiving.done;
   }
 
@@ -188,7 +190,11 @@ class ThreadTransport final : public Transport {
 
   void copy(ThreadMessage& message, ThreadReceive& receiving) {
     const std::size_t bytes = message.data.size();
-    if (bytes == receiving.data.size() && bytes > 0) std::memcpy(receiving.data.data(), message.data.data(), bytes);
+    try {
+      if (bytes == receiving.data.size()) copy_bytes(receiving.data.data(), message.data.data(), bytes);
+    } catch (...) {
+      receiving.failure = std::current_exception();
+    }
     receiving.came = bytes;
     receiving.done = true;
     if (message.state.exchange(ThreadMessage::kDone, std::memory_order_acq_rel) == ThreadMessage::kCopying) {
@@ -197,7 +203,8 @@ class ThreadTransport final : public Transport {
   }
 
   // For the one who asked for that message, and nobody else.
-  static void check_size(const ThreadReceive& receiving) {
+  static void check(const ThreadReceive& receiving) {
+    if (receiving.failure) std::rethrow_exception(receiving.failure);
     if (receiving.came == receiving.data.size()) return;
     throw Error(
         fmt::format("receive of {} bytes met a message of {} bytes from transport rank {}; accepted: the "

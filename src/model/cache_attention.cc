@@ -125,17 +125,12 @@ void CacheAttention::write(int layer, SequenceId sequence, std::int64_t first, s
 
 void CacheAttention::carried(int layer, SequenceId sequence, std::int64_t first, std::int64_t count, const float* q,
                              float* out, bool gather_kv) {
-  if (alone_on_gpu()) {
-    // On the grid of the chunks, as the ring has them.
-    const std::int64_t chunk = cache_.config().order.chunk_tokens;
-    std::vector<Block> grid;
-    for (std::int64_t at = first; at < first + count; at += grid.back().count) {
-      grid.push_back({at, std::min(first + count, (at / chunk + 1) * chunk) - at});
-    }
-    return blocks(layer, sequence, grid, q, out);
-  }
   std::int64_t rows = 0;
   for (const TokenRange& range : cache_.carried(sequence, first, count)) rows += range.count;
+  if (device() != nullptr) {
+    const QueryView view = queries(queries_on_gpu(q, rows), 1, rows);
+    return attention_.prefill_on_device(cache_, layer, sequence, first, count, view, options_, out, ops_.stream());
+  }
   const void* host = queries_on_host(q, rows);
   const std::span<float> result(host_out(rows), static_cast<std::size_t>(rows * heads_ * cache_.config().v_dim));
   attention_.prefill(cache_, layer, sequence, first, count, queries(host, 1, rows), options_, result, {}, pool_,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Between activations, which are memory of the backend, and the cache and its attention. Nothing else in this room
-// knows where the cache is: in host memory, or on the GPU that the activations are on. There, on one rank, nothing goes
-// by way of the host; on several, queries and results do.
+// knows where the cache is: in host memory, or on the GPU that the activations are on. There nothing goes by way of the
+// host on one rank, nor does prefill on several; queries and results of a decode on several do.
 //
 // Queries are rounded to the type of the cache where that is float16 or bfloat16: the matrix instructions of CPUs and
 // GPUs want both factors of one type, and a float32 query would cost them three times the work.
@@ -32,7 +32,8 @@ class CacheAttention {
   // Stores rows for positions [first, first + count) of a sequence, those this rank carries.
   void write(int layer, SequenceId sequence, std::int64_t first, std::int64_t count, const float* k, const float* v);
 
-  // Collective. By Ring Attention: the rows are those of [first, first + count) that this rank carries.
+  // Collective. By Ring Attention: the rows are those of [first, first + count) that this rank carries. On a GPU K and
+  // V are collected, whatever gather_kv says.
   void carried(int layer, SequenceId sequence, std::int64_t first, std::int64_t count, const float* q, float* out,
                bool gather_kv);
   // Collective. By Tree Attention (or the ring, if that is the strategy): one row for each sequence, its last token;

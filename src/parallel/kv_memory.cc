@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/machine.h"
 #include "base/virtual_memory.h"
+#include "comm/far_memory.h"
 #include "treeattn/kv_cache.h"
 
 namespace treeattn::parallel {
@@ -38,7 +39,9 @@ class HostMemory final : public KvMemory {
 class GpuArray final : public GrowingArray {
  public:
   GpuArray(std::shared_ptr<kernels::cuda::RankDevice> device, std::size_t bytes)
-      : device_(std::move(device)), memory_(device_->gpu(), bytes) {}
+      : device_(std::move(device)),
+        memory_(device_->gpu(), bytes),
+        far_(memory_.data(), bytes, kernels::cuda::copy_between) {}
   ~GpuArray() override {
     try {
       device_->finish();  // nobody may read it any more
@@ -52,6 +55,7 @@ class GpuArray final : public GrowingArray {
  private:
   std::shared_ptr<kernels::cuda::RankDevice> device_;
   kernels::cuda::DeviceArray memory_;
+  comm::FarMemory far_;
 };
 
 class GpuMemory final : public KvMemory {
@@ -75,6 +79,13 @@ class GpuMemory final : public KvMemory {
 };
 
 }  // namespace
+
+std::byte* KvMemory::workspace(std::size_t number, std::size_t bytes) {
+  auto& array = workspaces_[number];
+  if (!array) array = reserve(this->bytes());
+  array->grow(bytes);
+  return array->data();
+}
 
 std::shared_ptr<KvMemory> host_memory() { return std::make_shared<HostMemory>(); }
 

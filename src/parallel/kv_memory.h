@@ -2,6 +2,7 @@
 // Where the pages of a rank lie: in the host's memory or in a GPU's.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 
@@ -37,6 +38,13 @@ class KvMemory {
   virtual void finish() = 0;
   // Null where it is the host's.
   virtual kernels::cuda::RankDevice* device() const = 0;
+
+  // Memory for what a call works with, kept from call to call; content undefined. It grows where it lies.
+  static constexpr std::size_t kWorkspaces = 4;
+  std::byte* workspace(std::size_t number, std::size_t bytes);
+
+ private:
+  std::array<std::unique_ptr<GrowingArray>, kWorkspaces> workspaces_;
 };
 
 std::shared_ptr<KvMemory> host_memory();

@@ -2,76 +2,12 @@
 #include "parallel/kv_ring.h"
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <utility>
 
-#include "base/buffer.h"
 #include "plan/tree_order.h"
 
 namespace treeattn::parallel {
-
-// Where a rank on a GPU puts the pages it computes with next; kept from piece to piece.
-struct KvRing::GpuPages {
-  std::array<std::unique_ptr<GrowingArray>, 4> arrays;
-};
-
-// Pages that are not in the cache: those of other ranks. The views below address them like the cache's own. They lie in
-// the host's memory, where messages come and go.
-class PageMemory {
- public:
-  PageMemory(const KvCacheConfig& config, std::size_t pages)
-      : config_(config),
-        bytes_(token_bytes(config)),
-        chunk_(static_cast<std::size_t>(config.order.chunk_tokens)),
-        pages_(pages),
-        k_(pages * chunk_ * bytes_.k),
-        v_(pages * chunk_ * bytes_.v),
-        k_scales_(pages * chunk_ * bytes_.k_scales),
-        v_scales_(pages * chunk_ * bytes_.v_scales) {}
-
-  ChunkMemory page(std::size_t i, std::int64_t tokens) {
-    ChunkMemory out;
-    out.k = k_.as<std::byte>() + i * chunk_ * bytes_.k;
-    out.v = v_.as<std::byte>() + i * chunk_ * bytes_.v;
-    if (bytes_.k_scales > 0) out.k_scales = k_scales_.as<float>() + i * chunk_ * bytes_.k_scales / sizeof(float);
-    if (bytes_.v_scales > 0) out.v_scales = v_scales_.as<float>() + i * chunk_ * bytes_.v_scales / sizeof(float);
-    out.tokens = tokens;
-    return out;
-  }
-
-  using Parts = std::array<const std::byte*, 4>;
-
-  // K, V, K's scales, V's scales; null where there are none.
-  Parts parts() const {
-    const auto at = [](const base::Buffer& buffer) { return buffer.bytes() > 0 ? buffer.as<std::byte>() : nullptr; };
-    return {at(k_), at(v_), at(k_scales_), at(v_scales_)};
-  }
-  std::array<std::size_t, 4> part_bytes() const {
-    return {k_.bytes(), v_.bytes(), k_scales_.bytes(), v_scales_.bytes()};
-  }
-
-  // Fills in the views of a batch whose table and lengths are set, for pages that lie here, or in a copy elsewhere.
-  void bind(KvBatch& batch, const Parts& parts) const {
-    const auto sequences = static_cast<std::int64_t>(batch.lengths.size());
-    const auto slots = static_cast<std::int64_t>(batch.table.size()) / sequences;
-    const auto view = [&](const std::byte* rows, const std::byte* scales, DType type, std::int64_t dim) {
-      KvView out = KvView::paged(rows, type, static_cast<std::int64_t>(pages_), config_.order.chunk_tokens,
-                                 config_.kv_heads, dim, sequences, slots, batch.table.data());
-      out.tokens = *std::max_element(batch.lengths.begin(), batch.lengths.end());
-      return scales != nullptr ? out.with_scales(reinterpret_cast<const float*>(scales)) : out;
-    };
-    batch.k = view(parts[0], parts[2], config_.k_type, config_.k_dim);
-    batch.v = view(parts[1], parts[3], config_.v_type, config_.v_dim);
-  }
-
- private:
-  const KvCacheConfig config_;
-  const TokenBytes bytes_;
-  const std::size_t chunk_;
-  const std::size_t pages_;
-  base::Buffer k_, v_, k_scales_, v_scales_;
-};
 
 namespace {
 
@@ -90,38 +26,42 @@ std::vector<std::span<std::byte>> spans_of(const ChunkMemory& page, const TokenB
 class KvRing::Load final : public RingLoad {
  public:
   Load(KvRing& ring, std::size_t slots, const Body& body)
-      : ring_(ring), body_(body), own_(ring.store_.batch(ring.layer_, ring.sequences_)), slots_(slots) {}
+      : ring_(ring),
+        body_(body),
+        own_(ring.store_.batch(ring.layer_, ring.sequences_)),
+        memory_(ring.make_memory(slots * ring.largest_piece_)) {}
 
   std::vector<Request> send_own(std::size_t piece) override { return ring_.send_own(ring_.own_[piece]); }
   std::vector<Request> receive(std::size_t piece, std::size_t slot) override {
-    auto& memory = slots_[slot];
-    if (!memory) memory = std::make_shared<PageMemory>(ring_.store_.config(), ring_.largest_piece_);
-    return ring_.receive(ring_.incoming_[piece], memory, 0);
+    return ring_.receive(ring_.incoming_[piece], memory_, first_page(slot));
   }
   std::vector<Request> send(std::size_t piece, std::size_t slot) override {
-    return ring_.send(ring_.incoming_[piece], slots_[slot], 0);
+    return ring_.send(ring_.incoming_[piece], memory_, first_page(slot));
   }
   void work_on_own(std::size_t piece) override { body_(own_, ring_.own_[piece].nodes); }
   void work_on(std::size_t piece, std::size_t slot) override {
     const RingPiece& incoming = ring_.incoming_[piece];
-    body_(ring_.batch_of({&incoming, 1}, *slots_[slot]), incoming.nodes);
+    ring_.work({&incoming, 1}, incoming.nodes, *memory_, first_page(slot), body_);
   }
 
  private:
+  std::size_t first_page(std::size_t slot) const { return slot * ring_.largest_piece_; }
+
   KvRing& ring_;
   const Body& body_;
   const KvBatch own_;
-  std::vector<std::shared_ptr<PageMemory>> slots_;
+  const std::shared_ptr<PageMemory> memory_;
 };
-
-KvRing::~KvRing() = default;
 
 KvRing::KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequences)
     : store_(store),
       comm_(*store.communicator()),
       layer_(layer),
       sequences_(sequences.begin(), sequences.end()),
-      place_(comm_) {
+      place_(comm_),
+      // What threads send may lie on a GPU (comm/far_memory.h); one rank alone sends nothing.
+      reached_(store.device() == nullptr || comm_.transport() == "threads" || comm_.transport() == "self") {
+  store.pool().backend().finish();  // what others are about to read, and what still reads the workspace
   for (const SequenceId id : sequences_) lengths_.push_back(store.length(id));
   own_ = pieces_of(comm_.rank());
   most_pieces_ = own_.size();
@@ -189,8 +129,8 @@ std::vector<Request> KvRing::send(const RingPiece& piece, const std::shared_ptr<
 
 // From where the pages lie, or, where messages cannot reach that, from a copy.
 std::vector<Request> KvRing::send_own(const RingPiece& piece) {
-  if (store_.device() != nullptr) {
-    const auto memory = std::make_shared<PageMemory>(store_.config(), piece.pages.size());
+  if (!reached_) {
+    const auto memory = make_memory(piece.pages.size());
     copy_own(piece, *memory, 0);
     return send(piece, memory, 0);
   }
@@ -199,52 +139,52 @@ std::vector<Request> KvRing::send_own(const RingPiece& piece) {
       [&](std::span<std::byte> bytes) { return comm_.send(place_.right(), bytes, store_.memory()); });
 }
 
-void KvRing::copy_own(const RingPiece& piece, PageMemory& memory, std::size_t first_page) const {
+// Where messages come and go.
+std::shared_ptr<PageMemory> KvRing::make_memory(std::size_t pages) const {
+  const bool on_gpu = store_.device() != nullptr && reached_;
+  return std::make_shared<PageMemory>(store_.config(), pages, on_gpu ? store_.pool().shared_backend() : nullptr);
+}
+
+void KvRing::copy_own(const RingPiece& piece, const PageMemory& memory, std::size_t first_page) const {
   const TokenBytes bytes = token_bytes(store_.config());
+  KvMemory& backend = store_.pool().backend();
   for (const RingPiece::Page& page : piece.pages) {
     const auto from = spans_of(store_.chunk(layer_, sequences_[page.sequence], page.chunk), bytes);
     const auto to = spans_of(memory.page(first_page++, page.tokens), bytes);
     for (std::size_t i = 0; i < from.size(); ++i) {
-      store_.pool().backend().copy_out(to[i].data(), from[i].data(), to[i].size());
+      if (reached_) {
+        backend.copy(to[i].data(), from[i].data(), to[i].size());
+      } else {
+        backend.copy_out(to[i].data(), from[i].data(), to[i].size());
+      }
     }
   }
-  store_.pool().backend().finish();
+  backend.finish();
 }
 
-// Pages lie in `memory` in the order of the pieces.
-KvBatch KvRing::batch_of(std::span<const RingPiece> pieces, const PageMemory& memory) {
+// body for pieces whose pages lie in `memory` one after the other, computed with where the cache is.
+void KvRing::work(std::span<const RingPiece> pieces, const plan::NodeSet& nodes, const PageMemory& memory,
+                  std::size_t first_page, const Body& body) const {
   KvBatch batch;
   batch.lengths = lengths_;
   const std::int64_t longest = *std::max_element(lengths_.begin(), lengths_.end());
   const auto slots = static_cast<std::size_t>(plan::chunk_count(store_.config().order, longest));
-  batch.table.assign(slots * lengths_.size(), -1);
-  std::int32_t next = 0;
+  batch.table.assign(slots * lengths_.size(), kNoPage);
+  std::size_t next = reached_ ? first_page : 0, pages = 0;
   for (const RingPiece& piece : pieces) {
     for (const RingPiece::Page& page : piece.pages) {
-      batch.table[page.sequence * slots + static_cast<std::size_t>(page.chunk)] = next++;
+      batch.table[page.sequence * slots + static_cast<std::size_t>(page.chunk)] = static_cast<std::int32_t>(next++);
+      ++pages;
     }
   }
   batch.device = store_.device();
-  memory.bind(batch, batch.device == nullptr ? memory.parts() : upload(memory));
-  return batch;
-}
-
-// All of it; what holds no token is copied along. The last piece has been worked on when this one comes.
-std::array<const std::byte*, 4> KvRing::upload(const PageMemory& memory) {
-  KvMemory& backend = store_.pool().backend();
-  if (!on_gpu_) on_gpu_ = std::make_unique<GpuPages>();
-  PageMemory::Parts parts = memory.parts();
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i] == nullptr) continue;
-    const std::size_t bytes = memory.part_bytes()[i];
-    auto& array = on_gpu_->arrays[i];
-    if (!array) array = backend.reserve(bytes);
-    array->grow(bytes);
-    backend.copy_in(array->data(), parts[i], bytes);
-    parts[i] = array->data();
+  if (reached_) {
+    memory.bind(batch);
+    return body(batch, nodes);
   }
-  backend.finish();
-  return parts;
+  const PageMemory on_gpu = memory.copied(store_.pool().shared_backend(), first_page, pages);
+  on_gpu.bind(batch);
+  body(batch, nodes);
 }
 
 void KvRing::pass_round(const Body& body) {
@@ -261,7 +201,7 @@ void KvRing::collect(const Body& body) {
   all.insert(all.end(), incoming_.begin(), incoming_.end());
   std::size_t pages = 0;
   for (const RingPiece& piece : all) pages += piece.pages.size();
-  const auto memory = std::make_shared<PageMemory>(store_.config(), pages);
+  const auto memory = make_memory(pages);
 
   std::vector<std::vector<Request>> receives(all.size());
   std::vector<Request> sends;
@@ -283,7 +223,7 @@ void KvRing::collect(const Body& body) {
   }
   comm_.wait_all(sends);
   for (int step = 1; step < comm_.size(); ++step) comm_.count_step();
-  body(batch_of(all, *memory), {{plan::log2_exact(store_.config().order.branches), 0}});
+  work(all, {{plan::log2_exact(store_.config().order.branches), 0}}, *memory, 0, body);
 }
 
 }  // namespace treeattn::parallel

@@ -3,7 +3,6 @@
 // which are handed out as they arrive.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "parallel/kv_store.h"
+#include "parallel/page_memory.h"
 #include "parallel/ring_pass.h"
 #include "plan/node_set.h"
 #include "treeattn/communicator.h"
@@ -30,8 +30,6 @@ struct RingPiece {
   std::vector<Page> pages;
 };
 
-class PageMemory;
-
 class KvRing {
  public:
   // What a piece is worked on with: keys and values, and the part of the tree they are.
@@ -39,7 +37,6 @@ class KvRing {
 
   // Requires: every rank makes one for the same call, and the cache outlives it unchanged.
   KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequences);
-  ~KvRing();
 
   // Collective. Calls body for every piece there is, this rank's own first. Holds as much memory as the largest share.
   void pass_round(const Body& body);
@@ -48,7 +45,6 @@ class KvRing {
 
  private:
   class Load;
-  struct GpuPages;
 
   std::vector<RingPiece> pieces_of(int rank) const;
   template <class PageOf, class Start>
@@ -57,9 +53,10 @@ class KvRing {
                                std::size_t first_page);
   std::vector<Request> send(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory, std::size_t first_page);
   std::vector<Request> send_own(const RingPiece& piece);
-  void copy_own(const RingPiece& piece, PageMemory& memory, std::size_t first_page) const;
-  KvBatch batch_of(std::span<const RingPiece> pieces, const PageMemory& memory);
-  std::array<const std::byte*, 4> upload(const PageMemory& memory);
+  std::shared_ptr<PageMemory> make_memory(std::size_t pages) const;
+  void copy_own(const RingPiece& piece, const PageMemory& memory, std::size_t first_page) const;
+  void work(std::span<const RingPiece> pieces, const plan::NodeSet& nodes, const PageMemory& memory,
+            std::size_t first_page, const Body& body) const;
 
   const KvStore& store_;
   Communicator& comm_;
@@ -71,7 +68,7 @@ class KvRing {
   std::vector<RingPiece> incoming_;  // in the order they arrive
   std::size_t largest_piece_ = 0;    // pages
   std::size_t most_pieces_ = 0;      // of one rank
-  std::unique_ptr<GpuPages> on_gpu_;
+  bool reached_;                     // messages reach the memory that pages are in
 };
 
 }  // namespace treeattn::parallel

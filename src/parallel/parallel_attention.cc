@@ -160,6 +160,20 @@ struct ParallelAttention::Impl {
     check_query(call.q, cache.config(), call.layer);
   }
 
+  // The same of a prefill. Returns what this rank carries of it.
+  std::vector<TokenRange> check_prefill(const KvCache& cache, int layer, SequenceId sequence, std::int64_t first,
+                                        std::int64_t count, const QueryView& q) {
+    require(cache.communicator() == communicator, "the cache is on another communicator; accepted: the same one");
+    check_query(q, cache.config(), layer);
+    std::vector<TokenRange> queries = cache.carried(sequence, first, count);
+    std::int64_t tokens = 0;
+    for (const TokenRange& range : queries) tokens += range.count;
+    require(q.batch == 1 && q.queries == tokens,
+            "q holds [{}, {}] queries; accepted: [1, {}], the tokens of [{}, {}) that this rank carries", q.batch,
+            q.queries, tokens, first, first + count);
+    return queries;
+  }
+
   // Runs `work`, which returns the seconds spent attending, and reports on it.
   template <class Work>
   void reported(Strategy strategy, const Work& work) {
@@ -277,16 +291,8 @@ bool ParallelAttention::decode_on_device(const KvCache& cache, int layer, std::s
 void ParallelAttention::prefill(const KvCache& cache, int layer, SequenceId sequence, std::int64_t first,
                                 std::int64_t count, const QueryView& q, const AttentionOptions& options,
                                 std::span<float> out, std::span<float> lse, ThreadPool& pool, bool gather_kv) {
-  const KvCacheConfig& config = cache.config();
-  require(cache.communicator() == impl_->communicator, "the cache is on another communicator; accepted: the same one");
-  check_query(q, config, layer);
-  const std::vector<TokenRange> queries = cache.carried(sequence, first, count);
-  std::int64_t tokens = 0;
-  for (const TokenRange& range : queries) tokens += range.count;
-  require(q.batch == 1 && q.queries == tokens,
-          "q holds [{}, {}] queries; accepted: [1, {}], the tokens of [{}, {}) that this rank carries", q.batch,
-          q.queries, tokens, first, first + count);
-  check_result(static_cast<std::size_t>(tokens * q.heads), config.v_dim, out, lse);
+  const std::vector<TokenRange> queries = impl_->check_prefill(cache, layer, sequence, first, count, q);
+  check_result(static_cast<std::size_t>(q.queries * q.heads), cache.config().v_dim, out, lse);
   const parallel::PrefillCall call{cache.store(), layer, sequence, q, queries, options};
   parallel::check_call(call);  // before anything is sent
   impl_->check_same_on_ranks(cache.store());
@@ -294,6 +300,24 @@ void ParallelAttention::prefill(const KvCache& cache, int layer, SequenceId sequ
     double attending = 0;
     parallel::ring_prefill(call, gather_kv, out, lse, pool, attending);
     return attending;
+  });
+}
+
+void ParallelAttention::prefill_on_device(const KvCache& cache, int layer, SequenceId sequence, std::int64_t first,
+                                          std::int64_t count, const QueryView& q, const AttentionOptions& options,
+                                          float* out, void* stream) {
+  const std::vector<TokenRange> queries = impl_->check_prefill(cache, layer, sequence, first, count, q);
+  kernels::cuda::RankDevice* device = cache.store().device();
+  require(device != nullptr, "prefill_on_device with a cache in the host's memory; accepted: one on a GPU");
+  require(out != nullptr || q.queries == 0, "out = null; accepted: memory of the cache's GPU");
+  const parallel::PrefillCall call{cache.store(), layer, sequence, q, queries, options};
+  parallel::check_call(call);
+  impl_->check_same_on_ranks(cache.store());
+  impl_->reported(Strategy::kRing, [&] {
+    device->wait_for(stream);
+    parallel::prefill_on_device(call, out);
+    device->hold_up(stream);
+    return 0.0;
   });
 }
 

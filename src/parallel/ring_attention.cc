@@ -42,25 +42,53 @@ SharedBuffer attend(const KvBatch& batch, const AttentionInput& in, const Attent
   return states;
 }
 
-// Blocks on the grid of the chunks: the same on any number of ranks, and so are the kernel calls made for them.
-std::vector<QueryBlock> query_blocks(const PrefillCall& call, ThreadPool& pool) {
+// The queries on the grid of the chunks: the same on any number of ranks, and so are the kernel calls made for them.
+std::vector<TokenRange> on_chunk_grid(const PrefillCall& call) {
   const std::int64_t chunk = call.store.config().order.chunk_tokens;
-  const std::size_t row_floats = state_floats(call.store.config().v_dim);
-  std::vector<QueryBlock> blocks;
-  std::int64_t row = 0;
+  std::vector<TokenRange> blocks;
   for (const TokenRange& range : call.queries) {
     const std::int64_t end = range.first + range.count;
-    for (std::int64_t first = range.first; first < end; first = first / chunk * chunk + chunk) {
-      QueryView q = call.q;
-      q.queries = std::min(first / chunk * chunk + chunk, end) - first;
-      const std::int64_t offset = row * q.query_stride * static_cast<std::int64_t>(dtype_size(q.dtype));
-      q.data = static_cast<const std::byte*>(q.data) + offset;
-      NodeStates states(static_cast<std::size_t>(q.queries * q.heads), row_floats, pool);
-      blocks.push_back({q, first, static_cast<std::size_t>(row), std::move(states)});
-      row += q.queries;
+    for (std::int64_t first = range.first; first < end; first += blocks.back().count) {
+      blocks.push_back({range.sequence, first, std::min(first / chunk * chunk + chunk, end) - first});
     }
   }
   return blocks;
+}
+
+// From the row on that has so many tokens before it.
+QueryView from_row(QueryView q, std::int64_t row) {
+  q.data =
+      static_cast<const std::byte*>(q.data) + row * q.query_stride * static_cast<std::int64_t>(dtype_size(q.dtype));
+  return q;
+}
+
+std::vector<QueryBlock> query_blocks(const PrefillCall& call, ThreadPool& pool) {
+  const std::size_t row_floats = state_floats(call.store.config().v_dim);
+  std::vector<QueryBlock> blocks;
+  std::int64_t row = 0;
+  for (const TokenRange& range : on_chunk_grid(call)) {
+    QueryView q = from_row(call.q, row);
+    q.queries = range.count;
+    NodeStates states(static_cast<std::size_t>(q.queries * q.heads), row_floats, pool);
+    blocks.push_back({q, range.first, static_cast<std::size_t>(row), std::move(states)});
+    row += q.queries;
+  }
+  return blocks;
+}
+
+// A batch of one sequence, so many times.
+KvBatch repeated(const KvBatch& one, std::size_t times) {
+  KvBatch out;
+  out.device = one.device;
+  out.lengths.assign(times, one.lengths.front());
+  for (std::size_t i = 0; i < times; ++i) out.table.insert(out.table.end(), one.table.begin(), one.table.end());
+  out.k = one.k;
+  out.v = one.v;
+  for (KvView* view : {&out.k, &out.v}) {
+    view->batch = static_cast<std::int64_t>(times);
+    view->page_table = out.table.data();
+  }
+  return out;
 }
 
 }  // namespace
@@ -113,6 +141,35 @@ void ring_prefill(const PrefillCall& call, bool collect_first, std::span<float> 
                 call.options.sinks, out.subspan(first * v_dim, rows * v_dim),
                 lse.empty() ? lse : lse.subspan(first, rows));
   }
+}
+
+// Blocks of one length are a batch of one call: every entry of a batch has its own kernel calls.
+void prefill_on_device(const PrefillCall& call, float* out) {
+  const std::vector<TokenRange> blocks = on_chunk_grid(call);
+  const auto work = [&](const KvBatch& batch, const plan::NodeSet& nodes) {
+    std::int64_t row = 0;
+    for (std::size_t begin = 0, end = 0; begin < blocks.size(); begin = end) {
+      const std::int64_t count = blocks[begin].count;
+      std::vector<std::int64_t> first_query;
+      for (; end < blocks.size() && blocks[end].count == count; ++end) first_query.push_back(blocks[end].first);
+      const KvBatch each = repeated(batch, first_query.size());
+      AttentionInput in;
+      in.q = from_row(call.q, row);
+      in.q.batch = static_cast<std::int64_t>(first_query.size());
+      in.q.queries = count;
+      in.q.batch_stride = count * in.q.query_stride;
+      in.k = each.k;
+      in.v = each.v;
+      in.lengths = each.lengths;
+      in.first_query = first_query;
+      in.order = call.store.config().order;
+      batch.device->attend_on_device(kernels::make_problem(in, call.options, &nodes),
+                                     out + row * call.q.heads * call.store.config().v_dim);
+      row += in.q.batch * count;
+    }
+  };
+  if (call.store.communicator()->size() > 1) return KvRing(call.store, call.layer, {&call.sequence, 1}).collect(work);
+  work(call.store.batch(call.layer, {&call.sequence, 1}), call.store.shares().nodes_of(0));
 }
 
 }  // namespace treeattn::parallel

@@ -31,4 +31,8 @@ void check_call(const PrefillCall& call);
 void ring_prefill(const PrefillCall& call, bool collect_first, std::span<float> out, std::span<float> lse,
                   ThreadPool& pool, double& local_seconds);
 
+// The same with q and out in memory of this rank's GPU, where all of K and V are collected first. Work on the stream of
+// the GPU (RankDevice), which may be under way when this returns. Requires a cache on a GPU.
+void prefill_on_device(const PrefillCall& call, float* out);
+
 }  // namespace treeattn::parallel

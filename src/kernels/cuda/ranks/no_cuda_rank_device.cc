@@ -13,6 +13,8 @@ DeviceArray::~DeviceArray() = default;
 void DeviceArray::swap(DeviceArray&) noexcept {}
 void DeviceArray::grow(std::size_t) {}
 
+void copy_between(void*, const void*, std::size_t) {}
+
 struct RankDevice::Impl {};
 
 RankDevice::RankDevice(int gpu) { throw Unavailable("GPU " + std::to_string(gpu) + ": " + cuda_problem()); }

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pages that are not in the cache: those of other ranks, on their way or collected. Views address them like the cache's
+// own.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "base/buffer.h"
+#include "parallel/kv_store.h"
+
+namespace treeattn::parallel {
+
+class PageMemory {
+ public:
+  // gpu: null, for the host's memory, or where they lie instead: in its workspace, so that there is one of these at a
+  // time. Content undefined.
+  PageMemory(const KvCacheConfig& config, std::size_t pages, std::shared_ptr<KvMemory> gpu);
+
+  ChunkMemory page(std::size_t i, std::int64_t tokens) const;
+  // Pages [first, first + count) of the host's memory on a GPU.
+  PageMemory copied(std::shared_ptr<KvMemory> gpu, std::size_t first, std::size_t count) const;
+  // Fills in the views of a batch whose table and lengths are set.
+  void bind(KvBatch& batch) const;
+
+ private:
+  static constexpr std::size_t kParts = KvMemory::kWorkspaces;  // K, V and their scales
+
+  KvCacheConfig config_;
+  std::size_t pages_;
+  std::array<std::size_t, kParts> page_bytes_;
+  std::array<base::Buffer, kParts> host_;
+  std::shared_ptr<KvMemory> gpu_;           // keeps the workspace
+  std::array<std::byte*, kParts> parts_{};  // null where there are none
+};
+
+}  // namespace treeattn::parallel
