@@ -9,6 +9,7 @@
 #include <mutex>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/machine.h"
@@ -144,23 +145,26 @@ TEST(CommThreads, MayReturnEarly) {
 struct Inverted {
   static constexpr std::size_t kBytes = 1 << 17, kRefused = 13;
   static inline std::vector<std::byte> memory = std::vector<std::byte>(2 * kBytes);
+  static inline thread_local int under_way = 0;
   static inline std::atomic<int> copies = 0;
 
   static bool has(const void* address) {
     const auto* at = static_cast<const std::byte*>(address);
     return at >= memory.data() && at < memory.data() + memory.size();
   }
-  static void copy(void* to, const void* from, std::size_t bytes) {
-    ++copies;
+  static void start(void* to, const void* from, std::size_t bytes) {
     if (bytes == kRefused) throw Error("refused");
+    ++under_way;
     std::memcpy(to, from, bytes);
     if (has(to) == has(from)) return;
     for (std::size_t i = 0; i < bytes; ++i) static_cast<std::byte*>(to)[i] = ~static_cast<std::byte*>(to)[i];
   }
+  static void finish() { copies += std::exchange(under_way, 0); }
+  static constexpr comm::FarMemory::Copier kCopier{start, finish};
 };
 
 TEST(CommThreads, MessagesMayLieInMemoryOfAGpu) {
-  const comm::FarMemory far(Inverted::memory.data(), Inverted::memory.size(), Inverted::copy);
+  const comm::FarMemory far(Inverted::memory.data(), Inverted::memory.size(), Inverted::kCopier);
   for (const std::size_t bytes : {std::size_t{100}, Inverted::kBytes}) {
     Inverted::copies = 0;
     const std::vector<std::byte> sent(bytes, std::byte{5});
@@ -192,7 +196,7 @@ TEST(CommThreads, MessagesMayLieInMemoryOfAGpu) {
 }
 
 TEST(CommThreads, ACopyThatFailsIsTheReceiversError) {
-  const comm::FarMemory far(Inverted::memory.data(), Inverted::memory.size(), Inverted::copy);
+  const comm::FarMemory far(Inverted::memory.data(), Inverted::memory.size(), Inverted::kCopier);
   run_ranks(2, [&](const World& world) {
     std::vector<std::byte> here(Inverted::kRefused);
     if (world->rank() == 0) {

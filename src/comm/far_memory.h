@@ -9,10 +9,13 @@ namespace treeattn::comm {
 // Makes a range of addresses known as such, as long as it lives.
 class FarMemory {
  public:
-  // to[0, bytes) = from[0, bytes), either or both of them far; done when it returns.
-  using Copy = void (*)(void* to, const void* from, std::size_t bytes);
+  struct Copier {
+    // to[0, bytes) = from[0, bytes), either or both of them far; done when finish() of the same thread has returned.
+    void (*start)(void* to, const void* from, std::size_t bytes);
+    void (*finish)();
+  };
 
-  FarMemory(const std::byte* begin, std::size_t bytes, Copy copy);
+  FarMemory(const std::byte* begin, std::size_t bytes, const Copier& copier);
   ~FarMemory();
   FarMemory(const FarMemory&) = delete;
   FarMemory& operator=(const FarMemory&) = delete;
@@ -21,8 +24,7 @@ class FarMemory {
   const std::byte* begin_;
 };
 
-bool is_far(const void* address);
-// std::memcpy for memory that may be far.
-void copy_bytes(void* to, const void* from, std::size_t bytes);
+// Null where the processor can read it.
+const FarMemory::Copier* copier_of(const void* address);
 
 }  // namespace treeattn::comm

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <exception>
 #include <thread>
 #include <utility>
@@ -17,8 +18,8 @@ namespace treeattn::comm {
 
 // Shared by the sender and the inbox it lies in. It refers to no transport: inboxes outlive those.
 struct ThreadMessage {
-  // A small message is copied when it is sent (kDone from the start, for the sender). A large one, or one in memory of a
-  // GPU, stays where it is, and its send is under way until the receiver has it.
+  // A small message is copied when it is sent (kDone from the start, for the sender). A large one, or one in memory of
+  // a GPU, stays where it is, and its send is under way until the receiver has it.
   enum State : int { kWaiting, kCopying, kDone };
 
   int from = 0;
@@ -66,7 +67,7 @@ class ThreadTransport final : public Transport {
     message->from = rank_;
     message->tag = tag;
     message->data = data;
-    if (data.size() <= kCopyUpTo && !is_far(data.data())) {
+    if (data.size() <= kCopyUpTo && copier_of(data.data()) == nullptr) {
       message->copy.assign(data.begin(), data.end());
       message->data = message->copy;
       message->state.store(ThreadMessage::kDone, std::memory_order_relaxed);
@@ -141,6 +142,8 @@ class ThreadTransport final : public Transport {
   void mark_broken() override {}
 
  private:
+  using Match = std::pair<std::shared_ptr<ThreadMessage>, ThreadReceive*>;
+
   static bool is_done(const Operation& operation) {
     if (const auto* sending = dynamic_cast<const ThreadSend*>(&operation)) {
       return sending->message->state.load(std::memory_order_acquire) == ThreadMessage::kDone;
@@ -155,7 +158,7 @@ class ThreadTransport final : public Transport {
   void take_what_came() {
     const std::uint64_t events = inbox_.events.load(std::memory_order_acquire);
     if (events == receives_looked_at_) return;
-    std::vector<std::pair<std::shared_ptr<ThreadMessage>, ThreadReceive*>> matched;
+    std::vector<Match> matched;
     {
       const std::lock_guard lock(inbox_.mutex);
       std::erase_if(inbox_.messages, [&](std::shared_ptr<ThreadMessage>& message) {
@@ -173,7 +176,7 @@ class ThreadTransport final : public Transport {
     }
     receives_looked_at_ = events;
     // Without the lock: a long copy must not keep others from sending.
-    for (const auto& [message, receiving] : matched) copy(*message, *receiving);
+    copy(matched);
   }
 
   template <class Done>
@@ -188,17 +191,37 @@ class ThreadTransport final : public Transport {
     return done();
   }
 
-  void copy(ThreadMessage& message, ThreadReceive& receiving) {
-    const std::size_t bytes = message.data.size();
-    try {
-      if (bytes == receiving.data.size()) copy_bytes(receiving.data.data(), message.data.data(), bytes);
-    } catch (...) {
-      receiving.failure = std::current_exception();
+  // Copies in memory of GPUs are all started before any is waited for.
+  void copy(std::span<const Match> matched) {
+    const FarMemory::Copier* far = nullptr;
+    const auto guarded = [](ThreadReceive& receiving, const auto& work) {
+      try {
+        work();
+      } catch (...) {
+        receiving.failure = std::current_exception();
+      }
+    };
+    for (const auto& [message, receiving] : matched) {
+      const std::size_t bytes = message->data.size();
+      receiving->came = bytes;
+      if (bytes != receiving->data.size() || bytes == 0) continue;
+      const void* from = message->data.data();
+      void* to = receiving->data.data();
+      const FarMemory::Copier* copier = copier_of(from);
+      if (copier == nullptr) copier = copier_of(to);
+      if (copier == nullptr) {
+        std::memcpy(to, from, bytes);
+      } else {
+        far = copier;
+        guarded(*receiving, [&] { copier->start(to, from, bytes); });
+      }
     }
-    receiving.came = bytes;
-    receiving.done = true;
-    if (message.state.exchange(ThreadMessage::kDone, std::memory_order_acq_rel) == ThreadMessage::kCopying) {
-      hub_->deliver(message.from, [](Inbox&) {});
+    for (const auto& [message, receiving] : matched) {
+      if (far != nullptr) guarded(*receiving, far->finish);
+      receiving->done = true;
+      if (message->state.exchange(ThreadMessage::kDone, std::memory_order_acq_rel) == ThreadMessage::kCopying) {
+        hub_->deliver(message->from, [](Inbox&) {});
+      }
     }
   }
 

@@ -36,12 +36,12 @@ class HostMemory final : public KvMemory {
   kernels::cuda::RankDevice* device() const override { return nullptr; }
 };
 
+constexpr comm::FarMemory::Copier kCopier{kernels::cuda::start_copy, kernels::cuda::finish_copies};
+
 class GpuArray final : public GrowingArray {
  public:
   GpuArray(std::shared_ptr<kernels::cuda::RankDevice> device, std::size_t bytes)
-      : device_(std::move(device)),
-        memory_(device_->gpu(), bytes),
-        far_(memory_.data(), bytes, kernels::cuda::copy_between) {}
+      : device_(std::move(device)), memory_(device_->gpu(), bytes), far_(memory_.data(), bytes, kCopier) {}
   ~GpuArray() override {
     try {
       device_->finish();  // nobody may read it any more

@@ -13,7 +13,8 @@ DeviceArray::~DeviceArray() = default;
 void DeviceArray::swap(DeviceArray&) noexcept {}
 void DeviceArray::grow(std::size_t) {}
 
-void copy_between(void*, const void*, std::size_t) {}
+void start_copy(void*, const void*, std::size_t) {}
+void finish_copies() {}
 
 struct RankDevice::Impl {};
 

@@ -49,9 +49,10 @@ class DeviceArray {
   std::vector<Piece> pieces_;
 };
 
-// to[0, bytes) = from[0, bytes), either in the host's memory or in that of any GPU; done when it returns. What is under
-// way on streams is not waited for.
-void copy_between(void* to, const void* from, std::size_t bytes);
+// to[0, bytes) = from[0, bytes), either in the host's memory or in that of any GPU. What is under way on streams is not
+// waited for. Done when finish_copies() of the same thread has returned.
+void start_copy(void* to, const void* from, std::size_t bytes);
+void finish_copies();
 
 // Not thread-safe: one thread of a rank at a time. Everything below is put on the rank's stream, in order, and may be
 // under way when the call returns unless it says otherwise. Throws Unavailable naming what failed.
