@@ -78,6 +78,27 @@ TEST(Weights, Int8IsCloseAndHalfTheSize) {
   EXPECT_THROW(SmallModel(config, DType::kBFloat16, WeightFormat::kInt8), InvalidArgument);
 }
 
+// Random weights are made when they are asked for and go when they have been quantised; a table that is read as it is
+// stays, though the head is made of it as well.
+TEST(Weights, WhatIsReadInPlaceIsNotReleased) {
+  LlamaConfig config = small_config();
+  config.tied_embeddings = true;
+  config.vocab = 40000;  // more than a page of memory
+  ThreadPool pool(1);
+  const auto ops = kernels::cpu_model_ops(pool);
+  const std::int64_t shape[] = {config.vocab, config.hidden};
+  const auto fresh = random_checkpoint(config, 7);
+  const void* table = fresh->tensor("model.embed_tokens.weight", shape).data;
+  for (const bool host_memory : {true, false}) {
+    WeightOptions options;
+    options.format = WeightFormat::kInt8;
+    options.host_memory = host_memory;
+    const Weights weights(config, random_checkpoint(config, 7), *ops, pool, options);
+    EXPECT_EQ(std::memcmp(weights.embedding().data, table, matrix_bytes(weights.embedding())), 0);
+    EXPECT_EQ(weights.head().dtype, DType::kInt8);
+  }
+}
+
 TEST(Weights, OtherTypesAreRoundedToBFloat16) {
   LlamaConfig config = small_config();
   config.tied_embeddings = true;

@@ -280,6 +280,21 @@ TEST(RandomCheckpoint, EveryTensorIsThereOnceWithTheRightSpread) {
   }
 }
 
+TEST(RandomCheckpoint, WhatIsReleasedComesAgainAsItWas) {
+  LlamaConfig config = small_config(false);
+  config.vocab = 40000;  // more than a page of memory
+  const auto checkpoint = random_checkpoint(config, 7), released = random_checkpoint(config, 7);
+  for (const int round : {0, 1}) {
+    for (const NamedShape& tensor : tensor_list(config)) {
+      const auto bytes = 2 * static_cast<std::size_t>(tensor.elements());
+      const Tensor want = checkpoint->tensor(tensor.name, tensor.shape),
+                   got = released->tensor(tensor.name, tensor.shape);
+      EXPECT_EQ(std::memcmp(got.data, want.data, bytes), 0) << tensor.name << round;
+      if (tensor.shape.size() == 2) released->release(tensor.name);
+    }
+  }
+}
+
 // The file may be sound: it is this process that has too few addresses.
 TEST(SafetensorsFile, TooFewAddressesAreNoFaultOfTheFile) {
   const TemporaryDirectory directory;

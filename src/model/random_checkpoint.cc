@@ -34,10 +34,13 @@ std::uint16_t random_weight(std::uint64_t bits) {
 
 class RandomCheckpoint : public Checkpoint {
  public:
-  RandomCheckpoint(const LlamaConfig& config, std::uint64_t seed) : list_(tensor_list(config)) {
-    std::size_t bytes = 0;
+  RandomCheckpoint(const LlamaConfig& config, std::uint64_t seed)
+      : list_(tensor_list(config)), seed_(seed), made_(list_.size()) {
+    std::size_t bytes = 0, blocks = 0;
     for (const NamedShape& tensor : list_) {
       begins_.push_back(bytes);
+      first_block_.push_back(blocks);
+      blocks += blocks_of(begins_.size() - 1);
       bytes += static_cast<std::size_t>(tensor.elements()) * sizeof(std::uint16_t);
       bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     }
@@ -49,7 +52,6 @@ class RandomCheckpoint : public Checkpoint {
                                     static_cast<double>(bytes) * 1e-9));
     }
     for (std::size_t i = 0; i < list_.size(); ++i) index_.emplace(list_[i].name, i);
-    fill(seed);
   }
 
   Tensor tensor(const std::string& name, std::span<const std::int64_t> shape) const override {
@@ -61,30 +63,32 @@ class RandomCheckpoint : public Checkpoint {
     if (!std::equal(shape.begin(), shape.end(), entry.shape.begin(), entry.shape.end())) {
       throw BadFile(fmt::format("random weights: {} has the shape {}; accepted: {}", name, entry.shape, shape));
     }
+    make(found->second);
     return {memory_.data() + begins_[found->second], DType::kBFloat16, entry.shape};
   }
 
- private:
-  struct Task {
-    std::size_t tensor;
-    std::size_t first;
-  };
-
-  void fill(std::uint64_t seed) {
-    std::vector<Task> tasks;
-    for (std::size_t i = 0; i < list_.size(); ++i) {
-      for (std::size_t first = 0; first < elements(i); first += kBlock) tasks.push_back({i, first});
-    }
-    const int threads = tasks.size() < 16 ? 1 : ThreadPool::available_cores();
-    ThreadPool pool(threads);
-    pool.run(tasks.size(),
-             [&](std::size_t task, int) { fill_block(tasks[task], base::mix(base::mix(seed + 1) + task)); });
+  // A model that is quantised, or goes to a GPU, may be larger than the host's memory.
+  void release(const std::string& name) const override {
+    const std::size_t tensor = index_.at(name);
+    memory_.discard(begins_[tensor], elements(tensor) * sizeof(std::uint16_t));
+    made_[tensor] = false;
   }
 
-  void fill_block(Task task, std::uint64_t stream) {
-    auto* out = reinterpret_cast<std::uint16_t*>(memory_.data() + begins_[task.tensor]) + task.first;
-    const std::size_t count = std::min(kBlock, elements(task.tensor) - task.first);
-    if (list_[task.tensor].shape.size() == 1) {  // a norm's weight
+ private:
+  void make(std::size_t tensor) const {
+    if (made_[tensor]) return;
+    const std::size_t blocks = blocks_of(tensor);
+    ThreadPool pool(blocks < 16 ? 1 : ThreadPool::available_cores());
+    pool.run(blocks, [&](std::size_t block, int) {
+      make_block(tensor, block * kBlock, base::mix(base::mix(seed_ + 1) + first_block_[tensor] + block));
+    });
+    made_[tensor] = true;
+  }
+
+  void make_block(std::size_t tensor, std::size_t first, std::uint64_t stream) const {
+    auto* out = reinterpret_cast<std::uint16_t*>(memory_.data() + begins_[tensor]) + first;
+    const std::size_t count = std::min(kBlock, elements(tensor) - first);
+    if (list_[tensor].shape.size() == 1) {  // a norm's weight
       std::fill_n(out, count, base::float_to_bfloat16(1.0f));
       return;
     }
@@ -93,10 +97,15 @@ class RandomCheckpoint : public Checkpoint {
 
   std::size_t elements(std::size_t tensor) const { return static_cast<std::size_t>(list_[tensor].elements()); }
 
+  std::size_t blocks_of(std::size_t tensor) const { return (elements(tensor) + kBlock - 1) / kBlock; }
+
   std::vector<NamedShape> list_;
+  std::uint64_t seed_;
   std::vector<std::size_t> begins_;  // in bytes
+  std::vector<std::size_t> first_block_;
   std::map<std::string, std::size_t> index_;
-  base::VirtualMemory memory_;
+  mutable std::vector<bool> made_;  // when first asked for
+  mutable base::VirtualMemory memory_;
 };
 
 }  // namespace

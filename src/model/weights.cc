@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -93,6 +94,11 @@ class Weights::Loader {
       touch(out);
     } else {
       out.data = keep(out.data, matrix_bytes(out));
+    }
+    if (out.data == tensor.data) {
+      in_place_.insert(name);
+    } else if (!in_place_.contains(name)) {
+      weights_.checkpoint_->release(name);
     }
     count(static_cast<std::size_t>(rows * cols));
     return out;
@@ -196,7 +202,8 @@ class Weights::Loader {
   ThreadPool& pool_;
   const WeightOptions& options_;
   std::size_t done_ = 0, total_ = 0;
-  std::byte* carved_ = nullptr;  // where the next int8 matrix goes
+  std::byte* carved_ = nullptr;     // where the next int8 matrix goes
+  std::set<std::string> in_place_;  // tensors that are read where the checkpoint has them
 };
 
 Weights::Weights(const LlamaConfig& config, std::shared_ptr<const Checkpoint> checkpoint, kernels::ModelOps& ops,
