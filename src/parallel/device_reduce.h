@@ -17,6 +17,9 @@ inline constexpr double kShareOfDeadline = 0.5;
 class DeviceReducer {
  public:
   virtual ~DeviceReducer() = default;
+  // Collective. What the first reduce() would begin with, for those who want to know early whether there is such a way:
+  // throws Unavailable where there is none.
+  virtual void connect(Communicator&, kernels::cuda::RankDevice&) {}
   // Collective. Where on its GPU a rank's blocks for the next reduce() are best put; null: anywhere.
   virtual float* place(const ReduceContext&, StateShape, kernels::cuda::RankDevice&) { return nullptr; }
   // Collective. own: the blocks of this rank's nodes on its GPU (null where there are none), ready on the device's

@@ -16,11 +16,16 @@ namespace {
 
 class NcclReducer final : public DeviceReducer {
  public:
+  void connect(Communicator& comm, kernels::cuda::RankDevice& device) override {
+    const kernels::cuda::UseDevice use(device.gpu());
+    if (!nccl_.made()) nccl_.make(comm, device.gpu());
+  }
+
   void reduce(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context, StateShape shape,
               float* own, kernels::cuda::RankDevice& device, float* root) override {
     Communicator& comm = context.communicator;
     const kernels::cuda::UseDevice use(device.gpu());
-    if (!nccl_.made()) nccl_.make(comm, device.gpu());
+    connect(comm, device);
     nccl_.within(kShareOfDeadline * comm.deadline());
     try {
       const auto stream = static_cast<cudaStream_t>(device.stream());

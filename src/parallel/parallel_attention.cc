@@ -188,17 +188,25 @@ struct ParallelAttention::Impl {
   }
 
   // The GPU of a call whose states travel from GPU to GPU.
-  kernels::cuda::RankDevice& device_of(const DecodeCall& call) {
+  kernels::cuda::RankDevice& device_of(const parallel::KvStore& store) {
     if (!devices) devices = options.link == DeviceLink::kNccl ? parallel::nccl_reducer() : parallel::peer_reducer();
-    kernels::cuda::RankDevice& device = *call.store.device();
+    kernels::cuda::RankDevice& device = *store.device();
     if (!gpu) gpu = device.gpu();
     require(*gpu == device.gpu(), "a cache on GPU {}; accepted: {}, as in the first call", device.gpu(), *gpu);
     return device;
   }
 
+  // Before a prompt is worked on: what decode will need and cannot have is found out now.
+  void connect(const parallel::KvStore& store) {
+    const bool by_host = options.link == DeviceLink::kHost || options.strategy == Strategy::kRing;
+    if (by_host || communicator->size() == 1) return;
+    kernels::cuda::RankDevice& device = device_of(store);
+    devices->connect(*communicator, device);
+  }
+
   // The root's states, from GPU to GPU.
   SharedBuffer reduce_on_devices(const DecodeCall& call, Strategy strategy, ThreadPool& pool) {
-    kernels::cuda::RankDevice& device = device_of(call);
+    kernels::cuda::RankDevice& device = device_of(call.store);
     const ReduceContext context{*communicator, call.store.shares(), pool, options.canonical};
     const StateShape shape = call.shape();
     SharedBuffer root = parallel::make_shared_buffer(shape.block_floats());
@@ -273,7 +281,7 @@ bool ParallelAttention::decode_on_device(const KvCache& cache, int layer, std::s
   impl_->check_same_on_ranks(cache.store());
   if (impl_->options.link != DeviceLink::kPeer || impl_->options.strategy == Strategy::kRing) return false;
   if (!options.sinks.empty()) return false;
-  kernels::cuda::RankDevice& device = impl_->device_of(call);
+  kernels::cuda::RankDevice& device = impl_->device_of(call.store);
   const ReduceContext context{*impl_->communicator, call.store.shares(), pool, impl_->options.canonical};
   const StateShape shape = call.shape();
   float* place = impl_->devices->place(context, shape, device);
@@ -296,6 +304,7 @@ void ParallelAttention::prefill(const KvCache& cache, int layer, SequenceId sequ
   const parallel::PrefillCall call{cache.store(), layer, sequence, q, queries, options};
   parallel::check_call(call);  // before anything is sent
   impl_->check_same_on_ranks(cache.store());
+  impl_->connect(cache.store());
   impl_->reported(Strategy::kRing, [&] {
     double attending = 0;
     parallel::ring_prefill(call, gather_kv, out, lse, pool, attending);
@@ -313,6 +322,7 @@ void ParallelAttention::prefill_on_device(const KvCache& cache, int layer, Seque
   const parallel::PrefillCall call{cache.store(), layer, sequence, q, queries, options};
   parallel::check_call(call);
   impl_->check_same_on_ranks(cache.store());
+  impl_->connect(cache.store());
   impl_->reported(Strategy::kRing, [&] {
     device->wait_for(stream);
     parallel::prefill_on_device(call, out);
