@@ -9,6 +9,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -179,11 +180,15 @@ class RankBench {
     return bytes * static_cast<std::uint64_t>(llama.config().layers);
   }
 
-  // With all cores of this machine, while the other ranks wait.
+  // By all cores of this machine, or by the GPUs its ranks are on, while the other ranks wait.
   double read_limit() {
-    world_.barrier();
+    const std::vector<int> gpus = parallel::gathered(world_, rank_.ops.gpu());
+    std::set<int> here;
+    for (int rank = 0; rank < world_.size(); ++rank) {
+      if (world_.node_of(rank) == world_.node_of(0)) here.insert(gpus[static_cast<std::size_t>(rank)]);
+    }
     double out = 0;
-    if (rank_.speaks) out = machine_read_gb_s();
+    if (rank_.speaks) out = read_gb_s(rank_.ops.gpu()) * static_cast<double>(here.size());
     world_.broadcast(std::as_writable_bytes(std::span(&out, 1)), 0);
     return out;
   }
@@ -318,7 +323,7 @@ constexpr char kFooter[] = R"(Columns:
   first s   of it, until the first token
   token ms  each token after it
   GB/s      weights and cache that a token reads on this machine, every rank its own, over the time of a token;
-            limit: what this machine reads at best, measured beside it
+            limit: what this machine, or its GPUs, reads at best, measured beside it
   peak      bytes the largest rank holds beside the weights; formula: what the command allows for before it begins
   sent      bytes a rank sends for the whole text
 

@@ -66,7 +66,7 @@ class StepsRun {
     lines_.push_back({std::move(what), tokens, batch, seconds, limit, read_});
   }
 
-  double read_bandwidth() { return device_ ? device_->read_bandwidth(std::size_t{2} << 30) : machine_read_gb_s(); }
+  double read_bandwidth() { return read_gb_s(rank_.ops.gpu()); }
 
   // Waits until a GPU has done its work.
   void finish() {

@@ -10,6 +10,7 @@
 #include "base/available_memory.h"
 #include "base/check.h"
 #include "base/read_bandwidth.h"
+#include "kernels/cuda/ranks/rank_device.h"
 #include "model/weights.h"
 #include "rate_progress.h"
 #include "table.h"
@@ -118,7 +119,8 @@ int threads_of_rank(const ModelPlan& plan, int ranks_here) {
   return plan.threads > 0 ? plan.threads : std::max(1, ThreadPool::available_cores() / ranks_here);
 }
 
-double machine_read_gb_s() {
+double read_gb_s(int gpu) {
+  if (gpu >= 0) return kernels::cuda::RankDevice(gpu).read_bandwidth(std::size_t{2} << 30);
   ThreadPool all(ThreadPool::available_cores());
   return base::read_bandwidth(all, std::size_t{256} << 20, 5);
 }

@@ -34,8 +34,8 @@ int run_model(const ModelPlan& plan, std::int64_t tokens, const std::function<in
 // Threads to give a rank when so many are on this machine.
 int threads_of_rank(const ModelPlan& plan, int ranks_here);
 
-// GB/s that all cores of this machine read at best: what a token is held against.
-double machine_read_gb_s();
+// GB/s that all cores of this machine, or this GPU (negative: none), read at best: what a token is held against.
+double read_gb_s(int gpu);
 
 // Set by the next Ctrl-C; the one after it ends the process. Each call clears it and waits for another first one.
 const std::atomic<bool>& interrupt_flag();
