@@ -205,6 +205,27 @@ TEST(DTypeTest, TinyRowsDoNotDivideByZero) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(scale * static_cast<float>(quantised[i]), row[i]);
 }
 
+// Where the scale is subnormal, too, the largest number of a row fits: in int8 all are within half a step, in fp8
+// within half of its last bit.
+TEST(DTypeTest, TinyRowsFit) {
+  for (int units = 1; units < 200'000; units += 1 + units / 50) {
+    const float most = std::ldexp(static_cast<float>(units), -149);
+    const float row[] = {most, -most, most / 2, most / 3, most / 127, most / 448};
+    std::int8_t bytes[6] = {};
+    std::uint8_t codes[6] = {};
+    float scale = 0.0f, fp8_scale = 0.0f;
+    base::quantize_row_int8(row, 6, bytes, &scale);
+    base::quantize_row_fp8(row, 6, codes, &fp8_scale);
+    for (std::size_t i = 0; i < 6; ++i) {
+      const double x = row[i];
+      const double step = scale, code_step = std::max(std::fabs(x) * 0x1p-3, fp8_scale * 0x1p-9);
+      EXPECT_LE(std::fabs(bytes[i] * step - x), 0.50001 * step) << units << " " << i;
+      const double code = base::fp8_to_float(codes[i]);
+      EXPECT_LE(std::fabs(code * double{fp8_scale} - x), 0.50001 * code_step) << units << " " << i;
+    }
+  }
+}
+
 TEST(DTypeTest, NamesRoundTrip) {
   for (const DType dtype : kAllDTypes) EXPECT_EQ(parse_dtype(dtype_name(dtype)), dtype);
   EXPECT_EQ(parse_dtype("f32"), DType::kFloat32);

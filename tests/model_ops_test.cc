@@ -262,12 +262,30 @@ TEST_P(ModelOpsTest, NumbersOfUnusualSize) {
       for (std::int64_t i = 0; i < shape.rows; ++i) EXPECT_EQ(y[index(shape.rows + i)], 0.0f);
     }
   }
+  // Activations whose scales are subnormal, and weights that make ordinary numbers of them.
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kInt8}) {
+    const Shape shape{5, 64};
+    const Weights w(noise_.normal(shape.rows * shape.cols, 1e30f), dtype, shape.rows, shape.cols);
+    for (const float size : {1e-45f, 1e-44f, 1e-43f, 1e-42f, 1e-41f}) {
+      const std::vector<float> x = noise_.normal(3 * shape.cols, size);
+      expect_within(linear(w, x), reference_linear(w.matrix, x, {}, linear_model(dtype)), name_of(dtype, shape, 3));
+    }
+  }
   // Of an infinity and a subnormal weight comes that infinity, or NaN where such weights count as zero.
   for (const DType dtype : kWeightTypes) {
     const std::vector<float> infinities(kWeightGroup, kInf);
     const Weights w(std::vector<float>(kWeightGroup, 1e-39f), dtype, 1, kWeightGroup);
     const std::vector<float> y = linear(w, infinities);
     expect_within(y, reference_linear(w.matrix, infinities, {}, linear_model(dtype)), "inf");
+    EXPECT_FALSE(std::isfinite(y[0])) << dtype_name(dtype);
+  }
+  // An infinity, which the sum of the others may meet as the other infinity.
+  for (const DType dtype : kWeightTypes) {
+    std::vector<float> large(kWeightGroup, 3e38f);
+    large.back() = -kInf;
+    const Weights w(std::vector<float>(kWeightGroup, 1.0f), dtype, 1, kWeightGroup);
+    const std::vector<float> y = linear(w, large);
+    expect_within(y, reference_linear(w.matrix, large, {}, linear_model(dtype)), "-inf and large");
     EXPECT_FALSE(std::isfinite(y[0])) << dtype_name(dtype);
   }
   // The product of the scales overflows, and no product of elements does.

@@ -36,8 +36,8 @@ struct ParallelOptions {
   // nodes of the tree; the bits then depend on the shares.
   bool canonical = true;
   // Other than kHost: all ranks must have their pages on a GPU, and with one ParallelAttention always on the same. What
-  // then travels is not in the report's traffic. Results by heads go by way of the host all the same, as do
-  // the states of the ring; its pages between threads go from GPU to GPU.
+  // then travels is not in the report's traffic. Results by heads go by way of the host all the same, as do the states
+  // of the ring; its pages go from GPU to GPU between threads.
   DeviceLink link = DeviceLink::kHost;
 };
 

@@ -96,8 +96,9 @@ class ModelOps {
 
   // x [tokens.size(), table.cols] = rows of the table. tokens: host memory.
   virtual void embed(const WeightMatrix& table, std::span<const std::int32_t> tokens, float* x) = 0;
-  // y = x / sqrt(mean(x^2) + eps) * weight; x and y [rows, dim], y may be x. On the CPU x may be of any size; on a GPU
-  // the squares are added up in float32, and mean(x^2) + eps has to be a number from 2^-126 to 2^128 / dim.
+  // y = x / sqrt(mean(x^2) + eps) * weight; x and y [rows, dim], y may be x. x may be of any size. (Where a GPU streams
+  // the weights of norm_linear it divides after the map: there x times the norm's weights, and the map of that, have to
+  // be numbers of float32.)
   virtual void rms_norm(const float* x, const float* weight, float eps, std::int64_t rows, std::int64_t dim,
                         float* y) = 0;
   // y [rows, w.rows] = x [rows, w.cols] w^T; add: y += that. x and y do not overlap.

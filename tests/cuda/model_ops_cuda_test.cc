@@ -3,6 +3,7 @@
 // src/kernels/reference/model_reference.cc.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -309,6 +310,28 @@ TEST_F(CudaModelOps, MapsOfNormalisedRows) {
   }
 }
 
+// Rows whose squares float32 does not hold, beside one of ordinary size.
+TEST_F(CudaModelOps, MapsOfNormalisedRowsWhoseSquaresOverflow) {
+  constexpr float kEps = 1e-5f;
+  for (const DType dtype : {DType::kBFloat16, DType::kInt8}) {
+    const std::int64_t hidden = accepted_cols(dtype, 1032);
+    const Weights w(*ops_, normal(160 * hidden, 0.1f), dtype, 160, hidden);
+    const std::vector<float> norm = normal(hidden);
+    const There norm_there(*ops_, norm);
+    for (const std::int64_t rows : {1, 9, 17}) {
+      std::vector<float> x = normal(rows * hidden, 1e25f);
+      const std::vector<float> ordinary = normal(hidden);
+      if (rows > 1) std::copy(ordinary.begin(), ordinary.end(), x.begin() + hidden);
+      ops_->begin({Pass::kDecode, {}, {}, {}});
+      const There x_there(*ops_, x), normed(*ops_, x), y(*ops_, normal(rows * 160));
+      const Projection one{w.there, y.get()};
+      ops_->norm_linear(x_there.get(), norm_there.get(), kEps, rows, normed.get(), {&one, 1});
+      expect_within(y.back(rows * 160), normalised_linear(w.here, x, norm, kEps),
+                    name_of(dtype, {160, hidden}, rows, Pass::kDecode));
+    }
+  }
+}
+
 // Results for the host come in one piece or in several: the bits of norm_linear.
 TEST_F(CudaModelOps, ResultsForTheHostAreTheSame) {
   for (const DType dtype : {DType::kBFloat16, DType::kInt8}) {
@@ -349,7 +372,7 @@ TEST_F(CudaModelOps, EmbedTakesRowsOfTheTable) {
 TEST_F(CudaModelOps, RmsNorm) {
   for (const std::int64_t dim : {1, 2, 7, 33, 129, 2048, 4096}) {
     for (const std::int64_t rows : {1, 3, 40}) {
-      for (const float size : {1e-3f, 1.0f, 1e6f}) {
+      for (const float size : {1e-3f, 1.0f, 1e6f, 1e19f, 1e30f, 3e37f}) {  // squares of the last three overflow
         const std::vector<float> x = normal(rows * dim, size), weight = normal(dim);
         const There x_there(*ops_, x), weight_there(*ops_, weight), y(*ops_, x);
         ops_->rms_norm(x_there.get(), weight_there.get(), 1e-5f, rows, dim, y.get());
@@ -360,6 +383,21 @@ TEST_F(CudaModelOps, RmsNorm) {
       }
     }
   }
+  // Of an infinity comes NaN, and nothing is left beside it.
+  std::vector<float> x = normal(300);
+  x[3] = -kInf;
+  const There y(*ops_, x), weight(*ops_, normal(300));
+  ops_->rms_norm(y.get(), weight.get(), 1e-5f, 1, 300, y.get());
+  const std::vector<float> got = y.back(300);
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(i == 3 ? std::isnan(got[i]) : got[i] == 0.0f) << i;
+}
+
+// The squares overflow, and all threads read the row before one of them writes to it.
+TEST_F(CudaModelOps, RmsNormOfLargeNumbersInPlace) {
+  const std::vector<float> x = normal(8 * 4096, 1e25f), weight = normal(4096);
+  const There y(*ops_, x), weight_there(*ops_, weight);
+  ops_->rms_norm(y.get(), weight_there.get(), 1e-5f, 8, 4096, y.get());
+  expect_within(y.back(8 * 4096), reference_rms_norm(x, weight, 1e-5f), "in place");
 }
 
 TEST_F(CudaModelOps, Swiglu) {
@@ -373,6 +411,14 @@ TEST_F(CudaModelOps, Swiglu) {
       }
     }
   }
+  // Far below zero next to nothing is left of however large a number; of -inf it is -inf / inf.
+  const std::vector<float> far = {-1e38f, -1e30f, -200.0f, -88.0f, -kInf, -1e4f, 1.0f, 1e30f, 1.0f, 1.0f, 1.0f, kInf};
+  const There from(*ops_, far), y(*ops_, far);
+  ops_->swiglu(from.get(), 1, 6, y.get());
+  const std::vector<float> left = y.back(6);
+  expect_within(left, reference_swiglu(far, 6), "far below zero");
+  EXPECT_TRUE(std::isnan(left[4]));
+  EXPECT_EQ(left[5], -kInf);
 }
 
 TEST_F(CudaModelOps, RopeAtAnyPosition) {

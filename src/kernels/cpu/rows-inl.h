@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/half.h"
 #include "kernels/cpu/simd_common-inl.h"
 #include "kernels/model_ops.h"
 
@@ -92,15 +93,12 @@ void quantize(const std::byte* from, std::int64_t groups, std::int8_t* values, f
       not_finite = hn::Add(not_finite, hn::Sub(v, v));  // 0, or NaN
     }
     const float most = hn::GetLane(hn::MaxOfLanes(df, largest));
-    float scale = most / 127.0f;
-    if (most == 0.0f) scale = 1.0f;
-    if (scale == 0.0f) scale = std::numeric_limits<float>::denorm_min();
     if (hn::GetLane(hn::SumOfLanes(df, not_finite)) != 0.0f) {
       scales[g] = std::numeric_limits<float>::quiet_NaN();
       std::memset(values, 0, kWeightGroup);
       continue;
     }
-    scales[g] = scale;
+    const float scale = scales[g] = base::scale_to_fit(most, 127.0f);
     for (std::int64_t i = 0; i < kWeightGroup; i += lanes) {
       const auto quotient = hn::Div(load_f32(df, x + i), hn::Set(df, scale));
       const auto clamped = hn::Min(hn::Max(quotient, hn::Set(df, -127.0f)), hn::Set(df, 127.0f));

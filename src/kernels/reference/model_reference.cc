@@ -78,21 +78,24 @@ BoundedValues reference_linear(const WeightMatrix& w, std::span<const float> x, 
     const std::vector<double> rounded = rounded_activations(x.subspan(row * cols, cols), model.activations);
     for (std::int64_t n = 0; n < w.rows; ++n) {
       const double start = before.empty() ? 0.0 : before[row * index(w.rows) + index(n)];
-      double sum = start, size = std::fabs(start), floor = 0.0, scales = 0.0;
+      double sum = start, size = 0.0, floor = 0.0, scales = 0.0;
+      const auto add_size = [&](double term) { size += std::isfinite(term) ? std::fabs(term) : 0.0; };
+      add_size(start);
       bool infinite_or_nan = false;
       for (std::int64_t col = 0; col < w.cols; ++col) {
         const double a = rounded[index(col)], weight = weight_at(w, n, col);
         const double b = model.weights_in_bfloat16 ? to_bfloat16(weight) : weight;
         sum += a * b;
-        size += std::fabs(a * b);
+        add_size(a * b);
         floor += half_units * kTiny * model.unit_roundoff + lost * (3 + std::fabs(a) + std::fabs(b));
         // The largest of a group is 127 times its scale. Scales may overflow together though no product does.
         if (by_scales) scales = std::max(scales, std::fabs(a) / 127 * w.scales[(n * w.cols + col) / w.group]);
         // An infinity times a factor that may count as zero.
         infinite_or_nan |= std::isinf(a * b) && std::min(std::fabs(a), std::fabs(b)) < lost;
       }
-      add(result, sum, linear_roundings(w, model) * model.unit_roundoff * size + floor,
-          std::max(size, scales) > kNearOverflow);
+      const bool may_overflow = std::max(size, scales) > kNearOverflow;
+      infinite_or_nan |= std::isinf(sum) && may_overflow;  // to the other infinity
+      add(result, sum, linear_roundings(w, model) * model.unit_roundoff * size + floor, may_overflow);
       if (infinite_or_nan) result.bound.back() = std::numeric_limits<double>::infinity();
     }
   }

@@ -31,7 +31,7 @@ static inline float quantize_group(const float* x, std::int8_t* out) {
   }
   float scale = most / 127.0f;
   if (most == 0.0f) scale = 1.0f;
-  if (scale == 0.0f) scale = __FLT_DENORM_MIN__;
+  if (scale * 127.0f < most) scale += __FLT_DENORM_MIN__;  // as base::scale_to_fit does it
   const float32x4_t divisor = vdupq_n_f32(scale);
   int16x4_t narrow[8];
   TREEATTN_UNROLL

@@ -51,7 +51,7 @@ static inline QuantizedGroup quantize_group(const float* from) {
   __builtin_memcpy(&most, &most_bits, sizeof(most));
   float scale = most / 127.0f;
   if (most == 0.0f) scale = 1.0f;
-  if (scale == 0.0f) scale = __FLT_DENORM_MIN__;
+  if (scale * 127.0f < most) scale += __FLT_DENORM_MIN__;  // as base::scale_to_fit does it
   const __m512 divisor = _mm512_set1_ps(scale);
   const auto narrow = [&](__m512 x) {
     return _mm_max_epi8(_mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_div_ps(x, divisor))), _mm_set1_epi8(-127));

@@ -32,7 +32,7 @@ StreamedRows CudaModelOps::rows_for(Kernel kernel, const float* x, const float* 
   if (kernel == Kernel::kStream && norm != nullptr) {
     const NextNorm memory = norm_memory(norm, rows, cols);
     if (!ready) scale_rows(x, norm, rows, cols, memory.scaled, memory.squares, queue_);
-    return {memory.scaled, memory.squares, eps};
+    return {memory.scaled, memory.squares, x, eps};
   }
   std::uint16_t* rounded = rounded_rows(rows * cols);
   if (norm != nullptr) {
@@ -40,7 +40,7 @@ StreamedRows CudaModelOps::rows_for(Kernel kernel, const float* x, const float* 
   } else if (!ready) {
     to_bfloat16(x, rows * cols, rounded, queue_);
   }
-  return {rounded, nullptr, 0};
+  return {rounded, nullptr, nullptr, 0};
 }
 
 std::uint16_t* CudaModelOps::rounded_copy(const float* x, std::int64_t rows, std::int64_t cols) {
@@ -183,7 +183,7 @@ void CudaModelOps::feed_forward(const FeedForward& f, std::int64_t rows, float* 
     linear_rounded(gate, f.up, normalised, rows, ups, false, nullptr);
     swiglu_to_bfloat16(f.gate_up, ups, rows * dim, activated, queue_);
   }
-  linear_rounded(down, f.down, {activated, nullptr, 0}, rows, x, true, f.next_norm);
+  linear_rounded(down, f.down, {activated, nullptr, nullptr, 0}, rows, x, true, f.next_norm);
 }
 
 }  // namespace treeattn::kernels::cuda

@@ -30,6 +30,7 @@ struct StreamedMap {
 struct StreamedRows {
   const std::uint16_t* rounded = nullptr;  // [rows, cols]
   const float* squares = nullptr;          // [rows, cols / kNormPart], or null
+  const float* unrounded = nullptr;        // [rows, cols], before the norm, where there are squares
   float eps = 0;
 };
 

@@ -37,12 +37,18 @@ __global__ void __launch_bounds__(kNormThreads)
   let_next_start();
   wait_for_earlier();
   x += blockIdx.x * dim;
-  const float by = inverse_size(squares_of_thread(x, dim), dim, eps, shared);
-  for (std::int64_t i = threadIdx.x; i < dim; i += blockDim.x) {
-    const float value = x[i] * by * weight[i];
-    if (y != nullptr) y[blockIdx.x * dim + i] = value;
-    if (y_bf16 != nullptr) y_bf16[blockIdx.x * dim + i] = base::float_to_bfloat16(value);
-  }
+  const float mean = mean_square(squares_of_thread(x, dim), dim, eps, shared);
+  const auto store_times = [&](auto by) {
+    for (std::int64_t i = threadIdx.x; i < dim; i += blockDim.x) {
+      const auto value = static_cast<float>(x[i] * by * weight[i]);
+      if (y != nullptr) y[blockIdx.x * dim + i] = value;
+      if (y_bf16 != nullptr) y_bf16[blockIdx.x * dim + i] = base::float_to_bfloat16(value);
+    }
+  };
+  if (is_sound(mean)) return store_times(1.0f / sqrtf(mean));
+  const double by = inverse_in_double(x, dim, eps);
+  __syncthreads();  // y may be x, and all threads have read all of it
+  store_times(by);
 }
 
 // As TileSums::store_for_norm does it.

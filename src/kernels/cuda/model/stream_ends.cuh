@@ -53,7 +53,10 @@ class TileEnds {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const int row = number % kColumns * 8 + lane % 4 * 2 + j;
-          if (first && row < t.rows) inverse_size[j] = inverse_of(squares[row], t.cols, t.x.eps);
+          if (first && row < t.rows) {
+            const float* x = t.x.unrounded + static_cast<std::int64_t>(row) * t.cols;
+            inverse_size[j] = inverse_of(squares[row], x, t.cols, t.x.eps);
+          }
           all[j] *= inverse_size[j];
           all[2 + j] *= inverse_size[j];
         }

@@ -228,7 +228,10 @@ void start(StreamTask task, std::span<const StreamedMap> maps, const StreamedMap
 // Of the rows of x from `first` on.
 StreamTask task_of(StreamedRows x, std::int64_t first, std::int64_t rows, std::int64_t cols) {
   x.rounded += first * cols;
-  if (x.squares != nullptr) x.squares += first * (cols / kNormPart);
+  if (x.squares != nullptr) {
+    x.squares += first * (cols / kNormPart);
+    x.unrounded += first * cols;
+  }
   StreamTask task;
   task.x = x;
   task.cols = static_cast<int>(cols);

@@ -29,13 +29,6 @@ __device__ float largest_of_warp(float value) {
   return value;
 }
 
-// The scale of a row whose largest finite magnitude is given; as in base/half.h.
-__device__ float scale_of(float largest, float most) {
-  if (largest == 0.0f) return 1.0f;
-  const float scale = largest / most;
-  return scale == 0.0f ? __uint_as_float(1u) : scale;  // the smallest denormal
-}
-
 __device__ std::int8_t to_int8(float value) {
   const float clamped = value > 127.0f ? 127.0f : value < -127.0f ? -127.0f : value;
   return static_cast<std::int8_t>(rintf(clamped));
@@ -56,7 +49,7 @@ __device__ void quantize(const float* mine, int count, int lane, DType type, std
   largest = largest_of_warp(largest);
   finite = __all_sync(~0u, finite);
   const bool int8 = type == DType::kInt8;
-  float by = scale_of(largest, int8 ? 127.0f : base::kMaxFp8);
+  float by = base::scale_to_fit(largest, int8 ? 127.0f : base::kMaxFp8);
   if (int8 && !finite) by = nan;
   if (lane == 0) *scale = by;
   for (int j = 0, i = lane; j < count; ++j, i += kLanes) {
