@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "address_limit.h"
+#include "comm/tcp_mesh.h"
 #include "comm_cases.h"
 #include "parallel_checks.h"
 #include "tcp_ranks.h"
@@ -91,6 +92,39 @@ TEST(Tcp, MessagesGivenUp) {
     testing::check_ring(*fresh);
     testing::check_chain(*fresh, 100);
   });
+}
+
+// A host may have several addresses, and a firewall that says nothing at the first.
+TEST(Tcp, AnAddressWithoutAnswerLeavesTimeForTheOthers) {
+  struct Door {
+    explicit Door(int backlog) : socket(::socket(AF_INET, SOCK_STREAM, 0)) {
+      address.sin_family = AF_INET;
+      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      socklen_t size = sizeof address;
+      EXPECT_EQ(::bind(socket.fd(), entry.ai_addr, size), 0);
+      EXPECT_EQ(::listen(socket.fd(), backlog), 0);
+      EXPECT_EQ(::getsockname(socket.fd(), entry.ai_addr, &size), 0);
+    }
+    comm::Socket socket;
+    sockaddr_in address{};
+    addrinfo entry{0,       AF_INET, SOCK_STREAM, 0, sizeof(sockaddr_in), reinterpret_cast<sockaddr*>(&address),
+                   nullptr, nullptr};
+  } deaf(0), open(5);
+  std::vector<comm::Socket> waiting;  // until there is no room for more before the door
+  for (int i = 0; i < 4; ++i) {
+    waiting.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+    ::connect(waiting.back().fd(), deaf.entry.ai_addr, deaf.entry.ai_addrlen);
+  }
+  deaf.entry.ai_next = &open.entry;
+  const auto start = std::chrono::steady_clock::now();
+  const comm::Socket found = comm::connect_to_any(&deaf.entry, "a host", start + std::chrono::seconds(20));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  sockaddr_in other{};
+  socklen_t size = sizeof other;
+  ASSERT_EQ(::getpeername(found.fd(), reinterpret_cast<sockaddr*>(&other), &size), 0);
+  EXPECT_EQ(other.sin_port, open.address.sin_port);
+  deaf.entry.ai_next = nullptr;
+  EXPECT_THROW(comm::connect_to_any(&deaf.entry, "a host", std::chrono::steady_clock::now()), Unavailable);
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which end the program in the place of bad_alloc

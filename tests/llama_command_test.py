@@ -223,6 +223,23 @@ def check_interrupted_chat(model):
     assert chat.returncode == 0 and said == both, (chat.returncode, said, both)
 
 
+def check_one_that_differs(model, scratch):
+    """One rank of several was started in another way, or lacks something: somebody says which and what."""
+    if not LAUNCHER:
+        return
+    here = ["generate", "--model", model, "x", "-n", "4", "--deadline", "20"]
+    for says, others in [
+            ("rank 3 has other top_k, seed than rank 0", [*here, "--seed", "4", "--top-k", "3"]),
+            ("rank 3 has other stop strings than rank 0", [*here, "--stop", "y"]),
+            ("rank 3 has other chunks_per_piece than rank 0", [*here, "--piece", "2"]),
+            ("rank 3: int8 weights", [*here, "--weights", "int8"]),
+            ("rank 3: ", [*here[:2], scratch / "nowhere", *here[3:]])]:
+        command = [*LAUNCHER, TREEATTN, *map(str, here), ":", "-n", "1", TREEATTN, *map(str, others)]
+        done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=120)
+        said = done.stderr.decode()
+        assert done.returncode in (2, 3) and said.count("treeattn: ") == 1 and says in said, (says, done)
+
+
 def check_bench(model):
     done = treeattn("bench", "llama", "--model", model, "--tokens", "70,200", "--runs", 2, "--new-tokens", 4, "--ranks",
                     2, "--strategy", "merge,ring", "--json", *ORDER)
@@ -262,6 +279,7 @@ with tempfile.TemporaryDirectory() as name:
     check_without_tokenizer()
     check_chat(small)
     check_interrupted_chat(small)
+    check_one_that_differs(small, scratch_directory)
     check_bench(small)
     shutil.rmtree(scratch_directory / "session")
 print("all is well")

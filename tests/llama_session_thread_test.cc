@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -303,6 +304,100 @@ TEST(Session, PromptsThatDifferLeaveTheTextAsItWas) {
   const auto ops = kernels::cpu_model_ops(pool);
   Session loaded = Session::load(directory.path(), model.weights, self_communicator(), *ops, pool, nullptr);
   EXPECT_EQ(loaded.generate({}, tokens_of(10)).tokens, std::vector<std::int32_t>(want.begin() + 20, want.end()));
+}
+
+// So are all other differences. Each is named on every rank, before any work.
+TEST(Session, CallsThatDifferAreNamedAndLeaveTheTextAsItWas) {
+  LlamaConfig config = testing_model::small_config();
+  config.eos = {300};
+  const SmallModel model(config);
+  const Tokenizer tokenizer = byte_tokenizer();
+  GenerateOptions usual = tokens_of(10);
+  usual.ignore_eos = true;
+  const auto prompt = random_tokens(100, 256, 7), second = random_tokens(70, 256, 8);
+  SessionRank alone(model, self_communicator(), &tokenizer);
+  alone.session.generate(prompt, usual);
+  const auto want = alone.session.generate(second, usual).tokens;
+  struct Difference {
+    std::string named;
+    std::function<void(GenerateOptions&)> make;
+  };
+  const std::vector<Difference> differences = {
+      {"max_tokens", [](GenerateOptions& o) { o.max_tokens = 11; }},
+      {"temperature", [](GenerateOptions& o) { o.sampler.temperature = 0.9; }},
+      {"top_k", [](GenerateOptions& o) { o.sampler.top_k = 40; }},
+      {"top_p", [](GenerateOptions& o) { o.sampler.top_p = 1; }},
+      {"min_p", [](GenerateOptions& o) { o.sampler.min_p = 0.1; }},
+      {"repetition_penalty", [](GenerateOptions& o) { o.sampler.repetition_penalty = 1; }},
+      {"seed", [](GenerateOptions& o) { o.sampler.seed = 4; }},
+      {"stop strings",
+       [](GenerateOptions& o) {
+         o.stop = {"ab", "c"};
+       }},
+      {"tokens that end the text", [](GenerateOptions& o) { o.stop_tokens = {7}; }},
+      {"tokens that end the text", [](GenerateOptions& o) { o.ignore_eos = false; }},
+      {"recover", [](GenerateOptions& o) { o.recover = true; }},
+      {"max_tokens, seed",
+       [](GenerateOptions& o) {
+         o.max_tokens = 12;
+         o.sampler.seed = 5;
+       }},
+  };
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    SessionRank rank(model, world, &tokenizer);
+    const auto refusal_of = [&](const auto& call) -> std::string {
+      try {
+        call();
+      } catch (const InvalidArgument& error) {
+        return error.what();
+      }
+      return "nothing is refused";
+    };
+    const std::string accepted = " than rank 0; accepted: the same calls on every rank";
+    const auto check_all = [&](const std::vector<std::int32_t>& tokens) {
+      const std::vector<std::int32_t> before = rank.session.tokens();
+      for (const Difference& difference : differences) {
+        for (const bool two : {false, true}) {
+          GenerateOptions options = usual;
+          if (world->rank() == 2 || (two && world->rank() == 1)) difference.make(options);
+          EXPECT_EQ(refusal_of([&] { rank.session.generate(tokens, options); }),
+                    (two ? "ranks 1, 2 have other " : "rank 2 has other ") + difference.named + accepted);
+          EXPECT_EQ(rank.session.tokens(), before);
+        }
+      }
+      // One that is wrong on one rank alone, and one whose caller has nothing to say.
+      const bool odd = world->rank() == 1;
+      GenerateOptions wrong = usual;
+      if (odd) wrong.max_tokens = 0;
+      const std::string of_rank = odd ? "" : "rank 1: ";
+      EXPECT_EQ(refusal_of([&] { rank.session.generate(tokens, wrong); }),
+                of_rank + "max_tokens = 0; accepted: 1 or more");
+      EXPECT_EQ(refusal_of([&] { rank.session.generate(tokens, usual, {}, odd ? "no text" : ""); }),
+                of_rank + "no text");
+      EXPECT_EQ(rank.session.tokens(), before);
+    };
+    check_all(prompt);
+    // What only one rank is told, and what is no part of the text, may differ.
+    GenerateOptions first = usual;
+    const std::atomic<bool> flag = false;
+    if (world->rank() == 0) {
+      first.sampler.logprobs = 3;
+      first.interrupt = &flag;
+    }
+    rank.session.generate(prompt, first);
+    check_all({});
+    check_all(second);
+    EXPECT_EQ(rank.session.generate(second, usual).tokens, want);
+  });
+  // How the ranks go through a prompt.
+  run_ranks(2, [&](std::shared_ptr<Communicator> world) {
+    SessionRank rank(model, world, nullptr);
+    LlamaOptions options = small_options();
+    options.chunks_per_piece += world->rank();
+    options.gather_kv = world->rank() == 1;
+    Session other(std::make_unique<Llama>(model.weights, world, *rank.ops, rank.pool, options), nullptr);
+    EXPECT_THROW(other.generate(prompt, usual), InvalidArgument);
+  });
 }
 
 // The listener of one rank ends it by throwing: to the others it is gone.

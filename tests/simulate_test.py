@@ -202,6 +202,15 @@ def check_usage():
                f"{bad}: exit code {done.returncode}, {done.stderr}")
 
 
+def check_limits():
+    """Too few addresses for the stacks of the ranks, for K and V, for the simulator itself."""
+    for ranks, kib in [(1024, 300000), (8, 300000), (8, 30000)]:
+        limited = f"ulimit -v {kib}; exec {sys.argv[1]} simulate --ranks {ranks} --strategy paper,ring"
+        done = subprocess.run(["sh", "-c", limited], capture_output=True, text=True, timeout=300)
+        expect(done.returncode == 3 and "treeattn: " in done.stderr,
+               f"{ranks} ranks in {kib} KiB: exit code {done.returncode}, {done.stderr}")
+
+
 def check_reader_gone():
     """As `treeattn simulate | head -1` can have it: it ends like any command, without a complaint."""
     reading, writing = os.pipe()
@@ -226,6 +235,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         check_cluster_files(folder)
     check_usage()
+    check_limits()
     check_reader_gone()
     for failure in failures:
         print("FAILED:", failure)

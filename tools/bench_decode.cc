@@ -299,6 +299,7 @@ class Outcome {
 
 int run_processes(const BenchDecodeOptions& options, const Plan& plan) {
   const std::shared_ptr<Communicator> world = mpi_communicator(plan.ranks);
+  met_other_ranks = true;
   base::require(plan.rank_count == 0 || plan.rank_count == world->size(),
                 "--ranks is {}; accepted under an MPI launcher: its processes, {}", plan.rank_count, world->size());
   int here = 0;

@@ -103,6 +103,8 @@ int run_child(const std::filesystem::path& program, const std::string& input,
   if (WIFSIGNALED(status)) {
     throw Error(fmt::format("{} was ended by signal {}", program.filename().string(), WTERMSIG(status)));
   }
+  constexpr int kNotLoaded = 127;  // the system has said why: a library is missing, or there is no memory for it
+  if (WEXITSTATUS(status) == kNotLoaded) throw Unavailable(fmt::format("cannot load {}", program.string()));
   return WEXITSTATUS(status);
 }
 

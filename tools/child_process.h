@@ -12,7 +12,8 @@ namespace treeattn::tools {
 std::filesystem::path program_folder();
 
 // Runs a program to its end: `input` is its stdin, on_line gets each line of its stdout as it comes; stderr is ours.
-// Returns its exit status. Throws Error when it cannot be started or is ended by a signal.
+// Returns its exit status. Throws Unavailable when it cannot be loaded, Error when it cannot be started at all or is
+// ended by a signal.
 int run_child(const std::filesystem::path& program, const std::string& input,
               const std::function<void(const std::string&)>& on_line);
 

@@ -15,6 +15,10 @@ inline constexpr int kBadUsage = 2;
 inline constexpr int kUnavailable = 3;
 inline constexpr int kLostRanks = 4;
 
+// Whether this process has met the others of an MPI launcher: from then on they fail together, and the first one
+// speaks.
+inline bool met_other_ranks = false;
+
 struct Command {
   CommandLine* app = nullptr;  // owned by the parent it was added to
   std::function<int()> run;    // called after parsing, when app->parsed()

@@ -69,9 +69,10 @@ int fail(const char* message, int code) {
 // For what goes wrong on every process alike: said once.
 int fail_once(const char* message, int code) {
   if (launch_rank() == 0) return fail(message, code);
-  // A launcher ends all processes when one has failed: the one that speaks must not be cut off.
-  std::this_thread::sleep_for(std::chrono::seconds(1));
-  return code;
+  // A launcher ends all processes when one has failed: the one that speaks must not be cut off. Who is still there then
+  // may be the only one that failed, as where a file is missing on its machine.
+  std::this_thread::sleep_for(std::chrono::seconds(met_other_ranks ? 1 : 3));
+  return met_other_ranks ? code : fail(fmt::format("rank {}: {}", launch_rank(), message).c_str(), code);
 }
 
 // Every survivor knows who is gone; the first of them says so, and whoever was given up itself.

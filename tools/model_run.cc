@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <exception>
 
 #include "base/available_memory.h"
 #include "base/check.h"
 #include "base/read_bandwidth.h"
+#include "command.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "model/weights.h"
+#include "parallel/agree.h"
 #include "rate_progress.h"
 #include "table.h"
 #include "treeattn/cuda.h"
@@ -74,8 +77,25 @@ std::unique_ptr<LlamaModel::Impl> load(const ModelPlan& plan, int threads, bool 
   return std::make_unique<LlamaModel::Impl>(plan.model, options);
 }
 
+// Collective. What fails on one machine alone, for want of memory or of a file, ends all ranks, and the first one says
+// where it was.
+void on_all_or_none(Communicator& world, const std::function<void()>& work) {
+  std::exception_ptr error;
+  std::string own;
+  try {
+    work();
+  } catch (const std::exception& what) {
+    error = std::current_exception();
+    own = what.what();
+  }
+  const std::string failure = parallel::failure_of_any(world, own);
+  if (error) std::rethrow_exception(error);
+  if (!failure.empty()) throw Unavailable(failure);
+}
+
 int run_processes(const ModelPlan& given, std::int64_t tokens, const std::function<int(const ModelRank&)>& body) {
   const std::shared_ptr<Communicator> world = mpi_communicator(given.ranks);
+  met_other_ranks = true;
   base::require(given.rank_count == 0 || given.rank_count == world->size(),
                 "--ranks is {}; accepted under an MPI launcher: its processes, {}", given.rank_count, world->size());
   int here = 0, before = 0;
@@ -87,10 +107,13 @@ int run_processes(const ModelPlan& given, std::int64_t tokens, const std::functi
   const ModelPlan plan = on_its_gpu(given, before);
   const bool mapped = model::stays_as_stored(plan.weights, plan.model.config.stored);
   const bool shared = !plan.model.directory.empty() && mapped && plan.gpu < 0;
-  check_memory(plan, tokens, world->size(), here, shared ? 1 : here);
   const int threads = threads_of_rank(plan, here);
   const bool speaks = world->rank() == 0;
-  const auto model = load(plan, threads, speaks);
+  std::unique_ptr<LlamaModel::Impl> model;
+  on_all_or_none(*world, [&] {
+    check_memory(plan, tokens, world->size(), here, shared ? 1 : here);
+    model = load(plan, threads, speaks);
+  });
   ThreadPool pool(threads);
   const auto ops = kernels::make_model_ops(plan.gpu, pool);
   return body({world, *model, pool, *ops, here, speaks});

@@ -163,7 +163,9 @@ class LlamaSession {
   LlamaSession(LlamaSession&&) noexcept;
 
   // Collective. Adds the prompt and what the model says to it. An empty prompt goes on where the text was left. Throws
-  // InvalidArgument before any work; LostRanks when a rank is lost and not recovered from.
+  // InvalidArgument before any work, on every rank, where the call is refused on one or the ranks were given different
+  // prompts or options (logprobs and interrupt may differ): the text stays as it was, and the ranks can go on. Throws
+  // LostRanks when a rank is lost and not recovered from.
   GenerateResult generate(std::string_view prompt, const GenerateOptions& options = {},
                           const TextListener& listener = {});
   GenerateResult generate(std::span<const std::int32_t> prompt, const GenerateOptions& options = {},

@@ -48,6 +48,7 @@ void check(int code, const char* call) {
 struct MpiOperation final : Operation {
   bool receiving = false;
   int other = 0;
+  int tag = 0;
   bool failed = false;      // it will never be done
   bool wrong_size = false;  // of the message that came
   std::size_t bytes = 0;
@@ -159,14 +160,14 @@ class MpiTransport final : public Transport {
 
   std::shared_ptr<Operation> send(int to, int tag, std::span<const std::byte> data,
                                   std::shared_ptr<const void> owner) override {
-    return start(false, to, data.size(), std::move(owner), [&](std::size_t at, int bytes, MPI_Request* request) {
+    return start(false, to, tag, data.size(), std::move(owner), [&](std::size_t at, int bytes, MPI_Request* request) {
       return MPI_Isend(data.data() + at, bytes, MPI_BYTE, to, tag, data_, request);
     });
   }
 
   std::shared_ptr<Operation> receive(int from, int tag, std::span<std::byte> data,
                                      std::shared_ptr<const void> owner) override {
-    return start(true, from, data.size(), std::move(owner), [&](std::size_t at, int bytes, MPI_Request* request) {
+    return start(true, from, tag, data.size(), std::move(owner), [&](std::size_t at, int bytes, MPI_Request* request) {
       return MPI_Irecv(data.data() + at, bytes, MPI_BYTE, from, tag, data_, request);
     });
   }
@@ -174,13 +175,13 @@ class MpiTransport final : public Transport {
   bool test(Operation& operation) override {
     auto& message = static_cast<MpiOperation&>(operation);
     if constexpr (kSimulated) return is_over_or_awaited(message);
-    if (message.wrong_size) refuse_size(message);
+    if (message.wrong_size) throw_wrong_size(message);
     if (message.failed) return false;
     for (; message.done < message.pieces.size(); ++message.done) {
       int flag = 0;
       MPI_Status status;
       const int code = MPI_Test(&message.pieces[message.done], &flag, &status);
-      if (code != MPI_SUCCESS) return fail(message, code);
+      if (code != MPI_SUCCESS) return fail(message, code, &status);
       if (flag == 0) return false;
       if (message.receiving) check_size(message, status);
     }
@@ -190,7 +191,7 @@ class MpiTransport final : public Transport {
   void abandon(std::shared_ptr<Operation> operation) override {
     if (is_finalized()) return;
     auto message = std::static_pointer_cast<MpiOperation>(std::move(operation));
-    if (message->receiving) {
+    if (message->receiving && !message->wrong_size) {
       for (std::size_t i = message->done; i < message->pieces.size(); ++i) {
         if (message->pieces[i] != MPI_REQUEST_NULL) MPI_Cancel(&message->pieces[i]);
       }
@@ -202,9 +203,10 @@ class MpiTransport final : public Transport {
   void send_note(int to, std::vector<std::byte> note) override {
     std::erase_if(outgoing_, [](const auto& earlier) { return is_over(*earlier); });
     auto owner = std::make_shared<std::vector<std::byte>>(std::move(note));
-    auto operation = start(false, to, owner->size(), owner, [&](std::size_t, int bytes, MPI_Request* request) {
-      return MPI_Isend(owner->data(), bytes, MPI_BYTE, to, kNoteTag, notes_, request);
-    });
+    auto operation =
+        start(false, to, kNoteTag, owner->size(), owner, [&](std::size_t, int bytes, MPI_Request* request) {
+          return MPI_Isend(owner->data(), bytes, MPI_BYTE, to, kNoteTag, notes_, request);
+        });
     outgoing_.push_back(std::move(operation));
   }
 
@@ -217,14 +219,18 @@ class MpiTransport final : public Transport {
       int bytes = 0;
       MPI_Get_count(&status, MPI_BYTE, &bytes);
       auto buffer = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(bytes));
+      const int from = status.MPI_SOURCE;
       incoming_ =
-          start(true, status.MPI_SOURCE, buffer->size(), buffer, [&](std::size_t, int count, MPI_Request* request) {
-            return MPI_Irecv(buffer->data(), count, MPI_BYTE, status.MPI_SOURCE, kNoteTag, notes_, request);
+          start(true, from, kNoteTag, buffer->size(), buffer, [&](std::size_t, int count, MPI_Request* request) {
+            return MPI_Irecv(buffer->data(), count, MPI_BYTE, from, kNoteTag, notes_, request);
           });
       note_ = std::move(buffer);
     }
     // Of one that is too long to come along with its header, the rest may be on its way for ever: never wait for it.
-    if (!test(*incoming_)) return {};
+    if (!test(*incoming_)) {
+      if (incoming_->failed) incoming_.reset();  // its sender is gone; others have more to say
+      return {};
+    }
     incoming_.reset();
     return std::move(*std::exchange(note_, nullptr));
   }
@@ -251,12 +257,13 @@ class MpiTransport final : public Transport {
 
  private:
   template <class Post>
-  std::shared_ptr<MpiOperation> start(bool receiving, int other, std::size_t bytes, std::shared_ptr<const void> owner,
-                                      const Post& post) {
+  std::shared_ptr<MpiOperation> start(bool receiving, int other, int tag, std::size_t bytes,
+                                      std::shared_ptr<const void> owner, const Post& post) {
     auto message = std::make_shared<MpiOperation>();
     message->owner = std::move(owner);
     message->receiving = receiving;
     message->other = other;
+    message->tag = tag;
     message->bytes = bytes;
     message->pieces.assign(std::max<std::size_t>(1, (bytes + largest_piece - 1) / largest_piece), MPI_REQUEST_NULL);
     for (std::size_t i = 0; i < message->pieces.size(); ++i) {
@@ -270,19 +277,24 @@ class MpiTransport final : public Transport {
   }
 
   // A message that did not fit is a mistake of the program; of any other error the other side is taken to be the cause.
-  bool fail(MpiOperation& message, int code) {
+  bool fail(MpiOperation& message, int code, const MPI_Status* status = nullptr) {
     message.failed = true;
     int error_class = MPI_SUCCESS;
     MPI_Error_class(code, &error_class);
-    if (error_class == MPI_ERR_TRUNCATE) refuse_size(message);
+    if (error_class == MPI_ERR_TRUNCATE && status) refuse_size(message, *status);
     gone_[static_cast<std::size_t>(message.other)] = true;
     return false;
   }
 
-  static void check_size(MpiOperation& message, MPI_Status& status) {
+  static std::size_t bytes_that_came(const MPI_Status& status) {
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
-    if (bytes != message.bytes_of(message.done)) refuse_size(message);
+    return static_cast<std::size_t>(std::max(0, bytes));
+  }
+
+  void check_size(MpiOperation& message, const MPI_Status& status) {
+    const auto expected = static_cast<std::size_t>(message.bytes_of(message.done));
+    if (bytes_that_came(status) != expected) refuse_size(message, status);
   }
 
   // Waiting in a simulation. Polling takes no time there, so that nothing would ever arrive: test() only says what has
@@ -303,8 +315,28 @@ class MpiTransport final : public Transport {
     ++message.done;
   }
 
-  [[noreturn]] static void refuse_size(MpiOperation& message) {
+  [[noreturn]] void refuse_size(MpiOperation& message, const MPI_Status& status) {
     message.wrong_size = true;
+    if constexpr (!kSimulated) take_rest(message, status);
+    throw_wrong_size(message);
+  }
+
+  // The pieces that follow a refused one must not be taken for the next message. After the first piece there are as
+  // many as that tells, by its whole size (which Open MPI knows also of a message that did not fit); after another one
+  // as many as this receive has. Receives of nothing are for those that it has not. Those that it has too many have
+  // taken what came meanwhile.
+  void take_rest(MpiOperation& message, const MPI_Status& status) {
+    if (message.done > 0) return;
+    const std::size_t first = bytes_that_came(status), own = message.pieces.size() - 1;
+    const std::size_t coming = first > largest_piece ? first - largest_piece : 0;
+    for (std::size_t i = coming; i < own; ++i) MPI_Cancel(&message.pieces[i + 1]);
+    message.pieces.resize(1 + std::max(own, coming), MPI_REQUEST_NULL);
+    for (std::size_t i = own; i < coming; ++i) {
+      MPI_Irecv(nullptr, 0, MPI_BYTE, message.other, message.tag, data_, &message.pieces[i + 1]);
+    }
+  }
+
+  [[noreturn]] static void throw_wrong_size(const MpiOperation& message) {
     throw Error(
         fmt::format("receive of {} bytes met a message of another size from transport rank {}; accepted: the "
                     "size that was sent",

@@ -43,7 +43,7 @@ class Deadline {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end_ - Clock::now()).count();
     return static_cast<int>(std::clamp<long long>(left, 0, 1 << 30));
   }
-  bool over() const { return Clock::now() >= end_; }
+  Clock::time_point end() const { return end_; }
 
  private:
   Clock::time_point end_;
@@ -165,26 +165,19 @@ bool calls_itself(const Socket& socket) {
          std::memcmp(&own, &other, own_size) == 0;
 }
 
-// Again and again: the other side may not be there yet.
+// A call under way to one address; closed where that is known to be in vain.
+Socket begin_call(const addrinfo& address, const std::string& whom) {
+  Socket socket(::socket(address.ai_family, address.ai_socktype, address.ai_protocol));
+  if (!socket.open() && errno != EAFNOSUPPORT) fail("a socket to " + whom);
+  if (!socket.open()) return socket;
+  set_options(socket.fd());
+  const bool begun = ::connect(socket.fd(), address.ai_addr, address.ai_addrlen) == 0 || errno == EINPROGRESS;
+  return begun ? std::move(socket) : Socket();
+}
+
 Socket connect_to(const std::string& host, int port, const Deadline& deadline) {
-  const std::string what = fmt::format("no answer from {}:{}", host, port);
-  for (;;) {
-    const Addresses addresses(host, port, false);
-    for (const addrinfo* a = addresses.list; a != nullptr; a = a->ai_next) {
-      Socket socket(::socket(a->ai_family, a->ai_socktype, a->ai_protocol));
-      if (!socket.open() && errno != EAFNOSUPPORT) fail(fmt::format("a socket to {}:{}", host, port));
-      if (!socket.open()) continue;
-      set_options(socket.fd());
-      if (::connect(socket.fd(), a->ai_addr, a->ai_addrlen) != 0 && errno != EINPROGRESS) continue;
-      wait_until(socket.fd(), POLLOUT, deadline, what);
-      int error = 0;
-      socklen_t size = sizeof error;
-      ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
-      if (error == 0 && !calls_itself(socket)) return socket;
-    }
-    if (deadline.over()) late(what);
-    std::this_thread::sleep_for(kRetry);
-  }
+  const Addresses addresses(host, port, false);
+  return connect_to_any(addresses.list, fmt::format("{}:{}", host, port), deadline.end());
 }
 
 // Where somebody comes from, as others can use it; empty for this machine, whose loopback is another one elsewhere.
@@ -338,6 +331,30 @@ Socket::~Socket() {
 Socket& Socket::operator=(Socket&& other) noexcept {
   std::swap(fd_, other.fd_);
   return *this;
+}
+
+Socket connect_to_any(const addrinfo* addresses, const std::string& whom, Clock::time_point until) {
+  std::vector<Socket> calls;
+  for (;;) {
+    std::vector<pollfd> entries;
+    for (const addrinfo* a = addresses; a != nullptr; a = a->ai_next) {
+      if (calls.size() == entries.size()) calls.emplace_back();
+      Socket& call = calls[entries.size()];
+      if (!call.open()) call = begin_call(*a, whom);
+      entries.push_back({call.fd(), POLLOUT, 0});
+    }
+    ::poll(entries.data(), entries.size(), static_cast<int>(kRetry.count()));
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      if (entries[i].revents == 0) continue;
+      int error = 0;
+      socklen_t size = sizeof error;
+      ::getsockopt(calls[i].fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+      if (error == 0 && !calls_itself(calls[i])) return std::move(calls[i]);
+      calls[i] = Socket();
+    }
+    if (Clock::now() >= until) late("no answer from " + whom);
+    std::this_thread::sleep_for(kRetry);
+  }
 }
 
 TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {

@@ -3,6 +3,9 @@
 // tells them, and then every two ranks have a connection.
 #pragma once
 
+#include <netdb.h>
+
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -29,6 +32,10 @@ class Socket {
  private:
   int fd_ = -1;
 };
+
+// A connection to whichever of a host's addresses answers first. All are called at once: at some there may be nobody
+// who says no. And again and again: the other side may not be there yet. Throws Unavailable when the time is over.
+Socket connect_to_any(const addrinfo* addresses, const std::string& whom, std::chrono::steady_clock::time_point until);
 
 struct TcpMesh {
   std::vector<Socket> sockets;       // [size] to each rank, non-blocking; closed at this rank's own place

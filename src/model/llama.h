@@ -59,8 +59,9 @@ class Llama {
   // Throws InvalidArgument for a token beyond the vocabulary; `where` says where it stands.
   void check_tokens(std::span<const std::int32_t> tokens, std::string_view where) const;
 
-  // Collective. Adds tokens at the end. logits [vocab] of the last one, on every rank; empty: not wanted. Throws
-  // InvalidArgument for no tokens, one beyond the vocabulary, more than the context, or others than on rank 0.
+  // Collective. Adds tokens at the end, which must be the same on every rank (Session asks). logits [vocab] of the last
+  // one, on every rank; empty: not wanted. Throws InvalidArgument for no tokens, one beyond the vocabulary, or more
+  // than the context.
   // With kOneByOne the bits are those of decode() token by token, at its price.
   // leave: asked between two pieces, with the same answer on every rank; true: the rest of the tokens is left out,
   // which transcript() shows, and there are no logits.

@@ -93,9 +93,14 @@ GenerateResult LlamaSession::generate(std::string_view prompt, const GenerateOpt
   // Only a text begins with the token for that.
   const bool first = tokens().empty();
   const model::ModelDescription& description = impl_->model->impl().description;
-  const std::vector<std::int32_t> encoded =
-      prompt.empty() ? std::vector<std::int32_t>() : model::encode_prompt(description, prompt, first);
-  return generate(std::span(encoded), options, listener);
+  std::vector<std::int32_t> encoded;
+  std::string refusal;
+  try {
+    if (!prompt.empty()) encoded = model::encode_prompt(description, prompt, first);
+  } catch (const InvalidArgument& error) {
+    refusal = error.what();
+  }
+  return impl_->session->generate(encoded, options, listener, refusal);
 }
 
 GenerateResult LlamaSession::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,

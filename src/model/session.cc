@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "base/check.h"
@@ -10,6 +11,7 @@
 #include "base/timing.h"
 #include "model/agreement.h"
 #include "model/sampler.h"
+#include "model/session_file.h"
 #include "model/stop_scanner.h"
 #include "parallel/agree.h"
 #include "treeattn/error.h"
@@ -21,6 +23,18 @@ using base::Clock, base::seconds_since;
 
 bool contains(std::span<const std::int32_t> tokens, std::int32_t token) {
   return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
+}
+
+template <class T>
+std::uint32_t digest(std::span<const T> values) {
+  return base::crc32c(std::as_bytes(values));
+}
+template <class T>
+requires std::is_arithmetic_v<T> std::uint32_t digest(const T& value) { return digest(std::span(&value, 1)); }
+std::uint32_t digest(std::span<const std::string> texts) {
+  std::vector<char> ended;
+  for (const std::string& text : texts) ended.insert(ended.end(), text.c_str(), text.c_str() + text.size() + 1);
+  return digest(std::span<const char>(ended));
 }
 
 }  // namespace
@@ -72,19 +86,48 @@ void Session::check(std::span<const std::int32_t> prompt, const GenerateOptions&
   for (const std::string& stop : options.stop) base::require(!stop.empty(), "a stop string is empty");
 }
 
+// All that decides what the ranks do, and when they end.
+std::vector<parallel::Given> Session::given(std::span<const std::int32_t> prompt,
+                                            const GenerateOptions& options) const {
+  const SamplerOptions& sampler = options.sampler;
+  std::vector<std::int32_t> last = options.stop_tokens;
+  if (!options.ignore_eos) last.insert(last.end(), llama_->config().eos.begin(), llama_->config().eos.end());
+  return {
+      {"shape of the model", shape_digest(llama_->config())},
+      {"context of the model", digest(llama_->config().context)},
+      {"chunks_per_piece", digest(llama_->options().chunks_per_piece)},
+      {"gather_kv", digest(llama_->options().gather_kv)},
+      {"text so far", digest(std::span<const std::int32_t>(known_))},
+      {"tokens in the prompt", digest(prompt)},
+      {"max_tokens", digest(options.max_tokens)},
+      {"temperature", digest(sampler.temperature)},
+      {"top_k", digest(sampler.top_k)},
+      {"top_p", digest(sampler.top_p)},
+      {"min_p", digest(sampler.min_p)},
+      {"repetition_penalty", digest(sampler.repetition_penalty)},
+      {"seed", digest(sampler.seed)},
+      {"stop strings", digest(std::span<const std::string>(options.stop))},
+      {"tokens that end the text", digest(std::span<const std::int32_t>(last))},
+      {"recover", digest(options.recover)},
+  };
+}
+
 GenerateResult Session::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
-                                 const TextListener& listener) {
-  check(prompt, options);
+                                 const TextListener& listener, std::string refusal) {
+  if (refusal.empty()) refusal = parallel::failure_of([&] { check(prompt, options); });
+  const std::vector<parallel::Given> asked = given(prompt, options);
   ++calls_;
   Call call{options, listener, StopScanner(options.stop), {}, 0, 0, Clock::now(), {}};
   if (tokenizer_) call.stream.emplace(*tokenizer_);
-  // Nothing is computed before all have passed this once, so ranks with different prompts can go back to where they
-  // were.
-  const auto require_same_prompt = [&, known = known_.size(), prompt_end = prompt_end_] {
+  // Nothing is computed before all have passed this once, so ranks that were asked for different things can go back to
+  // where they were.
+  const auto require_same_call = [&, known = known_.size(), prompt_end = prompt_end_] {
     try {
-      parallel::require_same(*llama_->communicator(), base::crc32c(std::as_bytes(prompt)), "tokens in the prompt");
+      Communicator& ranks = *llama_->communicator();
+      if (const std::string why = parallel::failure_of_any(ranks, refusal); !why.empty()) throw InvalidArgument(why);
+      parallel::require_same(ranks, asked);
     } catch (const InvalidArgument&) {
-      known_.resize(known);
+      known_.resize(std::min(known_.size(), known));
       prompt_end_ = prompt_end;
       --calls_;
       throw;
@@ -101,17 +144,17 @@ GenerateResult Session::generate(std::span<const std::int32_t> prompt, const Gen
   stats.prompt_tokens = static_cast<std::int64_t>(prompt.size());
   const std::uint64_t sent = llama_->communicator()->traffic().bytes;
 
-  for (bool more = true, in_step = true, same_prompt = false; more;) {
+  for (bool more = true, in_step = true, same_call = false; more;) {
     try {
       if (!in_step) get_in_step();
       in_step = true;
-      if (!same_prompt) require_same_prompt();
-      same_prompt = true;
+      if (!same_call) require_same_call();
+      same_call = true;
       more = next_token(call);
     } catch (const LostRanks& error) {
       if (!options.recover) throw;
       recover(error, call);
-      in_step = same_prompt = false;  // some may not have heard of all prompts
+      in_step = same_call = false;  // some may not have heard of all others
     }
   }
   stats.bytes_sent = llama_->communicator()->traffic().bytes - (stats.lost.empty() ? sent : 0);

@@ -6,10 +6,12 @@
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "model/llama.h"
 #include "model/tokenizer.h"
+#include "parallel/agree.h"
 #include "treeattn/error.h"
 #include "treeattn/llama.h"
 
@@ -21,9 +23,10 @@ class Session {
   Session(std::unique_ptr<Llama> llama, const Tokenizer* tokenizer, std::vector<std::int32_t> pending = {});
 
   // Collective. Adds the prompt and what the model says to it. An empty prompt goes on where the text was left.
-  // Throws InvalidArgument before any work, also where the ranks have different prompts: the text stays as it was.
+  // Throws InvalidArgument before any work, on every rank, where one rank refuses its call or was asked for something
+  // else than rank 0: the text stays as it was. refusal: why the caller of this rank cannot say what it wants.
   GenerateResult generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
-                          const TextListener& listener = {});
+                          const TextListener& listener = {}, std::string refusal = {});
 
   const std::vector<std::int32_t>& tokens() const { return known_; }
   Llama& llama() { return *llama_; }
@@ -36,6 +39,7 @@ class Session {
  private:
   struct Call;
   void check(std::span<const std::int32_t> prompt, const GenerateOptions& options) const;
+  std::vector<parallel::Given> given(std::span<const std::int32_t> prompt, const GenerateOptions& options) const;
   bool catch_up(const Call& call);
   bool next_token(Call& call);
   void recover(const LostRanks& error, Call& call);

@@ -2,37 +2,58 @@
 #include "parallel/agree.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <map>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/check.h"
+#include "comm/roll_call.h"
 #include "treeattn/error.h"
 
 namespace treeattn::parallel {
 
-void throw_if_any_failed(Communicator& communicator, const std::string& failure) {
+std::string failure_of_any(Communicator& communicator, const std::string& failure) {
   const std::vector<std::uint8_t> failed = gathered<std::uint8_t>(communicator, failure.empty() ? 0 : 1);
   const auto first = std::find(failed.begin(), failed.end(), 1);
-  if (first == failed.end()) return;
+  if (first == failed.end()) return {};
   const auto root = static_cast<int>(first - failed.begin());
   std::array<char, 1024> text{};  // zero at the end
   if (communicator.rank() == root) std::memcpy(text.data(), failure.data(), std::min(failure.size(), text.size() - 1));
   communicator.broadcast(std::as_writable_bytes(std::span(text)), root);
-  if (!failure.empty()) throw BadFile(failure);
-  throw BadFile(fmt::format("rank {}: {}", root, text.data()));
+  return failure.empty() ? fmt::format("rank {}: {}", root, text.data()) : failure;
 }
 
-void require_same(Communicator& communicator, std::uint32_t digest, const char* what) {
-  const std::vector<std::uint32_t> all = gathered(communicator, digest);
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    base::require(all[rank] == all[0], "rank {} has other {} than rank 0; accepted: the same calls on every rank", rank,
-                  what);
+void throw_if_any_failed(Communicator& communicator, const std::string& failure) {
+  if (const std::string any = failure_of_any(communicator, failure); !any.empty()) throw BadFile(any);
+}
+
+void require_same(Communicator& communicator, std::span<const Given> given) {
+  std::vector<std::uint32_t> mine;
+  for (const Given& one : given) mine.push_back(one.digest);
+  std::vector<std::uint32_t> all(mine.size() * static_cast<std::size_t>(communicator.size()));
+  communicator.allgather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+  std::map<std::vector<int>, std::vector<std::string_view>> others;  // ranks, and what they have other than rank 0
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    std::vector<int> ranks;
+    for (int r = 1; r < communicator.size(); ++r) {
+      if (all[static_cast<std::size_t>(r) * given.size() + i] != all[i]) ranks.push_back(r);
+    }
+    if (!ranks.empty()) others[ranks].push_back(given[i].what);
   }
+  if (others.empty()) return;
+  std::string text;
+  for (const auto& [ranks, what] : others) {
+    text += fmt::format("{}{} {} other {} than rank 0", text.empty() ? "" : ", ", comm::name_ranks(ranks),
+                        ranks.size() == 1 ? "has" : "have", fmt::join(what, ", "));
+  }
+  base::throw_invalid("{}; accepted: the same calls on every rank", text);
 }
 
 }  // namespace treeattn::parallel

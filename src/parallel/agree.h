@@ -56,11 +56,23 @@ std::string failure_of(const Body& body) {
   }
 }
 
-// Collective. Throws BadFile on every rank when `failure` is not empty on one: the rank's own, or that of the lowest
-// rank that has one, with its number.
+// Collective. Where `failure` is not empty on some rank: the rank's own, or that of the lowest rank that has one, with
+// its number.
+std::string failure_of_any(Communicator& communicator, const std::string& failure);
+// Collective. Throws it as BadFile on every rank.
 void throw_if_any_failed(Communicator& communicator, const std::string& failure);
 
-// Collective. Throws InvalidArgument on every rank unless the digest of what the caller gave is the same on all.
-void require_same(Communicator& communicator, std::uint32_t digest, const char* what);
+// Something that every rank must be given alike.
+struct Given {
+  const char* what;
+  std::uint32_t digest;
+};
+
+// Collective. Throws InvalidArgument on every rank unless the digests are the same on all, with what is other where.
+void require_same(Communicator& communicator, std::span<const Given> given);
+inline void require_same(Communicator& communicator, std::uint32_t digest, const char* what) {
+  const Given given{what, digest};
+  require_same(communicator, {&given, 1});
+}
 
 }  // namespace treeattn::parallel

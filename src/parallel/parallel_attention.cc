@@ -124,10 +124,12 @@ struct ParallelAttention::Impl {
     if (same_options && store.same_on_ranks()) return;
     const std::array how{static_cast<int>(options.strategy), static_cast<int>(options.canonical),
                          static_cast<int>(options.link)};
-    parallel::require_same(*communicator, digest_of(how), "ParallelOptions");
-    parallel::require_same(*communicator, digest_of(communicator->node_of_rank()), "nodes (TREEATTN_NODES)");
-    parallel::require_same(*communicator, parallel::digest(parallel::describe(store)), "sequences or types");
-    parallel::require_same(*communicator, parallel::digest(store.shares()), "weights");
+    parallel::require_same(*communicator, std::array<parallel::Given, 4>{{
+                                              {"ParallelOptions", digest_of(how)},
+                                              {"nodes (TREEATTN_NODES)", digest_of(communicator->node_of_rank())},
+                                              {"sequences or types", parallel::digest(parallel::describe(store))},
+                                              {"weights", parallel::digest(store.shares())},
+                                          }});
     check_same_kernels(store);
     same_options = true;
     store.found_same_on_ranks();

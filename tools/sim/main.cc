@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -131,6 +132,11 @@ int fail(const std::exception& error, int code) {
   return code;
 }
 
+// SimGrid aborts where it gets no memory for a stack or a message.
+void on_abort(int) {
+  if (memory_limit(RLIMIT_AS) > 0 || memory_limit(RLIMIT_DATA) > 0) std::_Exit(fail_no_memory());
+}
+
 // What a rank throws must not reach SimGrid, which would abort.
 void run_rank(Simulation& simulation) {
   try {
@@ -145,6 +151,7 @@ void run_rank(Simulation& simulation) {
 }
 
 int run(int argc, char** argv) {
+  std::signal(SIGABRT, on_abort);
   xbt_log_control_set("root.thresh:warning");
   sg4::Engine engine(&argc, argv);
   const std::string text((std::istreambuf_iterator<char>(std::cin)), std::istreambuf_iterator<char>());
