@@ -518,6 +518,10 @@ TEST(AttentionTest, WrongSizesAreRefusedBeforeAnyWork) {
   EXPECT_THROW(call(0, 0), InvalidArgument);
   EXPECT_THROW(call(out_size, rows - 1), InvalidArgument);
   EXPECT_THROW(call(out_size, rows + 1), InvalidArgument);
+  EXPECT_THROW(
+      attention(data.input(), data.options(), std::span(out).first(out_size), std::span(out).last(rows), pool_of(1)),
+      InvalidArgument)
+      << "out and lse overlap";
   AttentionOptions options = data.options();
   EXPECT_THROW(attention_states(data.input(), options, std::span(states).first(rows * 66), pool_of(1)), InvalidArgument)
       << "sinks are no part of a state";

@@ -94,6 +94,7 @@ TEST(CommThreads, NodesFromTheEnvironment) {
                    3, [](const World&) {}, options),
                InvalidArgument);
   EXPECT_THROW(run_ranks(0, [](const World&) {}), InvalidArgument);
+  EXPECT_THROW(run_ranks(1000000, [](const World&) {}), InvalidArgument);
   EXPECT_THROW(run_ranks(2, nullptr), InvalidArgument);
 }
 

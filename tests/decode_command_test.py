@@ -110,6 +110,16 @@ def main():
         done = run(decode + ["--heads", "4"] + bad)
         expect(done.returncode == 2 and "treeattn: " in done.stderr,
                f"{bad}: exit code {done.returncode}, {done.stderr}")
+    # What the grammar itself refuses: the word that is wrong, and what would be right.
+    for bad, says in [(["--tok", "4k"], 'treeattn bench decode does not know "--tok"; accepted: --help, --heads, '),
+                      (["--ranks", "2", "3"], 'does not know "3"'),
+                      (["--ranks", "2", "--ranks", "3"], "--ranks is given 2 times; accepted: once"),
+                      (["--tokens"], "--tokens has no value; accepted: LIST"),
+                      (["--head-dim", "8"], "--head-dim is 8; accepted: 16 to 256 in steps of 8")]:
+        done = run(decode + bad)
+        expect(done.returncode == 2 and says in done.stderr, f"{bad}: exit code {done.returncode}, {done.stderr}")
+    done = run([treeattn, "--tok", "info"])
+    expect(done.returncode == 2 and '"--tok"' in done.stderr, f"--tok: exit code {done.returncode}, {done.stderr}")
     done = run(decode + ["--tokens", "1000000m", "--ranks", "2"])
     expect(done.returncode == 3 and "skipped" in done.stderr, f"no memory: exit code {done.returncode}, {done.stderr}")
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs a finished build into an empty folder, then builds and runs the examples against what was installed, as a
-# stranger would. Usage: install_test.sh CMAKE BUILD_DIR GENERATOR CXX
+# stranger would who wants no warning, not from our headers either. Usage: install_test.sh CMAKE BUILD_DIR GENERATOR CXX
 set -euo pipefail
 cmake=$1 build=$2 generator=$3 cxx=$4
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -11,7 +11,8 @@ trap 'rm -rf "$work"' EXIT
 "$cmake" --install "$build" --prefix "$work/prefix" >"$work/install.log" || { cat "$work/install.log"; exit 1; }
 for example in single_machine mpi_decode; do
   "$cmake" -S "$source_dir/examples/$example" -B "$work/$example" -G "$generator" \
-    -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$work/prefix"
+    -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$work/prefix" \
+    -DCMAKE_NO_SYSTEM_FROM_IMPORTED=ON -DCMAKE_CXX_FLAGS="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
   # What was found must be what was just installed, not a copy elsewhere on the machine.
   grep -q "^treeattn_DIR:PATH=$work/prefix/" "$work/$example/CMakeCache.txt"
   "$cmake" --build "$work/$example"

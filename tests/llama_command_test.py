@@ -135,7 +135,13 @@ def check_refusals(model, scratch):
     refused("accepted: cpu, cuda", *here, "x", "--device", "gpu")
     refused("1000", *here, "x", "--device", "cuda:1000", code=3)  # of so many GPUs, or of none
     refused('strategy = "merge,ring"', *here, "x", "--strategy", "merge,ring")
+    refused("--kv-type is", *here, "x", "--kv-type", "int4")
     refused("--temperature is", *here, "x", "--temperature", "hot")
+    # Before any weight is read, and before memory is asked for: there is none for these.
+    large = ["generate", "--random-weights", "llama-3.1-405b", "x"]
+    refused("chunk_tokens = 65", *large, "--chunk", 65)
+    refused("branches = 3", *large, "--branches", 3)
+    refused("session.tokens: cannot open", *large, "--load", scratch / "nothing")
     refused("cannot read", *here, "--file", scratch)
     refused("cannot open", *here, "--file", scratch / "nothing")
     # \udcff is how Python hands the byte 0xff over.
@@ -207,6 +213,15 @@ def check_chat(model):
     assert treeattn("chat", "--model", model, "--system", "Be brief.", "-n", 12, *ORDER, stdin=turns).stdout == one
 
 
+def check_interrupted_load():
+    """Ctrl-C ends the program while weights are read, as there is no text yet."""
+    loading = subprocess.Popen([TREEATTN, "generate", "--random-weights", "llama-3.2-1b", "x"], stderr=subprocess.PIPE)
+    time.sleep(0.3)
+    loading.send_signal(signal.SIGINT)
+    complaint = loading.communicate(timeout=60)[1]
+    assert loading.returncode in (-signal.SIGINT, 3), (loading.returncode, complaint)  # 3: too little memory
+
+
 def check_interrupted_chat(model):
     """Ctrl-C while nothing is said ends nothing: the next answer is whole."""
     command = [TREEATTN, "chat", "--model", str(model), "-n", "12", "--ignore-eos", *ORDER]
@@ -267,6 +282,7 @@ def check_bench(model):
     refused("would do", "bench", "llama", "--random-weights", "llama-3.1-405b", "--tokens", "256k", code=3)
     refused("--steps with --ranks 2", "bench", "llama", "--model", model, "--steps", "--ranks", 2)
     refused("only with --steps", "bench", "llama", "--model", model, "--batch", 2)
+    refused('names "ring" twice', "bench", "llama", "--model", model, "--tokens", 70, "--strategy", "ring,ring")
 
 
 with tempfile.TemporaryDirectory() as name:
@@ -278,6 +294,7 @@ with tempfile.TemporaryDirectory() as name:
     check_streams(small, scratch_directory)
     check_without_tokenizer()
     check_chat(small)
+    check_interrupted_load()
     check_interrupted_chat(small)
     check_one_that_differs(small, scratch_directory)
     check_bench(small)

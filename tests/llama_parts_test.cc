@@ -182,6 +182,7 @@ TEST(PublicLlama, GeneratesSavesAndGoesOn) {
   LlamaLoadOptions no_threads;
   no_threads.threads = -1;
   EXPECT_THROW(LlamaModel::random("llama-3.2-1b", 1, no_threads), InvalidArgument);
+  EXPECT_THROW(LlamaModel::random("llama-3.2-1b", 1, {.gpu = -2}), InvalidArgument);
   LlamaLoadOptions no_format;
   no_format.weights = static_cast<WeightFormat>(9);
   try {

@@ -114,6 +114,8 @@ def check_usage(treeattn, folder):
                           (["reproduce", "all", "nothing"], "nothing"),
                           (["reproduce", "latency", "--out", "/dev/null/here"], "/dev/null/here"),
                           (["reproduce", "latency", "--simulator", "/nowhere"], "/nowhere"),
+                          (["reproduce", "latency", "--simulator", str(folder)], "the program treeattn-sim"),
+                          (["reproduce", "--list", "fused"], '--list with "fused"'),
                           (["reproduce", "latency", "--simulator", treeattn, "--closed-form"], "--closed-form"),
                           (["report"], "--data"), (["report", "--data", "/nowhere"], "/nowhere"),
                           (["report", "--data", str(folder)], "no data")]:

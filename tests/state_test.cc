@@ -124,6 +124,9 @@ TEST(StateTest, BadSizesAreRefusedNamingTheValue) {
   says(refusal([&] { identity_states({nowhere, 30}, 8); }), {"states = 0x0 with 30"});
   says(refusal([&] { merge_states(all, {nowhere, 30}, 8); }), {"higher = 0x0 with 30"});
   says(refusal([&] { finalize_states(all, 8, {}, {nowhere, 24}, lse); }), {"out = 0x0 with 24"});
+  says(refusal([&] { finalize_states(all, 8, {}, all.last(24), lse); }), {"out and states overlap"});
+  says(refusal([&] { finalize_states(all, 8, {}, out, all.first(3)); }), {"lse and states overlap"});
+  says(refusal([&] { finalize_states(all, 8, {}, out, std::span(out).last(3)); }), {"out and lse overlap"});
   for (const Row* buffer : {&row, &other, &out, &lse}) {
     EXPECT_EQ(std::count(buffer->begin(), buffer->end(), 7.0f), std::ssize(*buffer)) << "written to before the check";
   }

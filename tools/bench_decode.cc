@@ -60,18 +60,9 @@ Seconds parse_deadline(const std::string& text) {
   return Seconds(*value);
 }
 
-std::vector<Strategy> parse_strategies(const std::string& text) {
-  std::vector<Strategy> out;
-  if (text.empty()) {
-    out.assign(std::begin(kAllStrategies), std::end(kAllStrategies));
-    out.push_back(Strategy::kAuto);
-  }
-  for (const std::string& name : text.empty() ? std::vector<std::string>() : split_list(text)) {
-    const Strategy strategy = parse_strategy(name);
-    base::require(std::find(out.begin(), out.end(), strategy) == out.end(),
-                  "--strategy names \"{}\" twice; accepted: each once", name);
-    out.push_back(strategy);
-  }
+std::vector<Strategy> every_strategy() {
+  std::vector<Strategy> out(std::begin(kAllStrategies), std::end(kAllStrategies));
+  out.push_back(Strategy::kAuto);
   return out;
 }
 
@@ -82,9 +73,8 @@ Plan make_plan(const BenchDecodeOptions& options) {
   ShapeOptions shape = options.shape;
   if (shape.tokens.empty()) shape.tokens = options.quick ? "16k" : "128k";
   plan.shapes = shape.shapes();
-  plan.strategies = parse_strategies(options.strategy);
-  plan.order.chunk_tokens = parse_count_or("--chunk", options.chunk, 64, 1 << 30, 256);
-  plan.order.branches = parse_count_or("--branches", options.branches, 1, 65536, 256);
+  plan.strategies = options.strategy.empty() ? every_strategy() : parse_strategies(options.strategy);
+  plan.order = parse_order(options.chunk, options.branches);
   base::require(options.placement.empty() || options.placement == "cyclic" || options.placement == "contiguous",
                 "--placement is \"{}\"; accepted: cyclic, contiguous", options.placement);
   if (options.placement == "contiguous") plan.order.placement = Placement::kContiguous;

@@ -91,9 +91,7 @@ Setup make_setup(const BenchLlamaOptions& options) {
                                                                     : "512,1k,2k,4k")) {
     setup.tokens.push_back(parse_count("--tokens", text, 1, context - 1));
   }
-  for (const std::string& name : split_list(options.model.strategy.empty() ? "auto,ring" : options.model.strategy)) {
-    setup.strategies.push_back(parse_strategy(name));
-  }
+  setup.strategies = parse_strategies(options.model.strategy.empty() ? "auto,ring" : options.model.strategy);
   setup.new_tokens = options.new_tokens.empty() ? 10 : parse_count("--new-tokens", options.new_tokens, 2, 1 << 20);
   setup.runs =
       options.runs.empty() ? (options.quick ? 2 : 10) : static_cast<int>(parse_count("--runs", options.runs, 1, 1000));

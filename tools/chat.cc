@@ -73,6 +73,7 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const GenerateOp
   if (!options.system.empty()) messages.push_back({"system", options.system});
   // Where the rank that spoke is lost, the first of the others goes on.
   const auto speaks = [&] { return session.llama().communicator()->rank() == 0; };
+  catch_interrupt();
   while (const auto line = next_line(session.llama().communicator())) {
     if (line->empty()) continue;
     RateProgress progress("reading", "tokens");
@@ -85,7 +86,7 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const GenerateOp
       progress.clear();
       print_text(piece);
     };
-    interrupt_flag();  // a Ctrl-C from before the question is none for the answer
+    catch_interrupt();  // a Ctrl-C from before the question is none for the answer
     messages.push_back({"user", *line});
     try {
       require_utf8("the message", *line);
@@ -98,7 +99,7 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const GenerateOp
       continue;
     }
     if (speaks()) fmt::print("\n");
-    interrupt_flag();  // Ctrl-C ends an answer, not the conversation
+    catch_interrupt();  // Ctrl-C ends an answer, not the conversation
   }
   return kOk;
 }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <deque>
 #include <sstream>
 #include <utility>
@@ -32,6 +33,55 @@ std::string missing_subcommand(const CLI::App& app, int argc, char** argv) {
   }
   const std::string word = next < argc ? fmt::format("is \"{}\"", argv[next]) : "is missing";
   return fmt::format("the subcommand of {} {}; accepted: {}", deepest->get_name(), word, names_of(*deepest));
+}
+
+// The subcommand that was named, or the app itself.
+const CLI::App& named_command(const CLI::App& app) {
+  const std::vector<const CLI::App*> named = app.get_subcommands([](const CLI::App* sub) { return sub->parsed(); });
+  return named.empty() ? app : named_command(*named.front());
+}
+
+// "treeattn bench decode".
+std::string full_name(const CLI::App& app) {
+  return (app.get_parent() == nullptr ? "" : full_name(*app.get_parent()) + " ") + app.get_name();
+}
+
+// CLI11 lists what is left over from the last word to the first, and does not say what would be taken.
+std::string unknown_argument(const CLI::App& command, int argc, char** argv) {
+  const std::vector<std::string> left = command.remaining();
+  if (left.empty() && command.get_parent() != nullptr) return unknown_argument(*command.get_parent(), argc, argv);
+  const auto unknown = [&](const char* word) { return std::find(left.begin(), left.end(), word) != left.end(); };
+  char** const first = std::find_if(argv + 1, argv + argc, unknown);
+  std::string accepted;
+  for (const CLI::Option* option : command.get_options()) {
+    if (!option->get_group().empty()) accepted += (accepted.empty() ? "" : ", ") + option->get_name();
+  }
+  return fmt::format("{} does not know \"{}\"; accepted: {}", full_name(command), first == argv + argc ? "" : *first,
+                     accepted);
+}
+
+// Too many values, or none. What CLI11 says begins with the option's name.
+std::string wrong_count(const CLI::App& command, const std::string& what) {
+  const CLI::Option* option = command.get_option_no_throw(what.substr(0, what.find(':')));
+  if (option == nullptr) return what;
+  return option->count() > 1
+             ? fmt::format("{} is given {} times; accepted: once", option->get_name(), option->count())
+             : fmt::format("{} has no value; accepted: {}", option->get_name(), option->get_type_name());
+}
+
+std::string complaint(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+  switch (static_cast<CLI::ExitCodes>(error.get_exit_code())) {
+    case CLI::ExitCodes::RequiredError:
+      return missing_subcommand(app, argc, argv);
+    case CLI::ExitCodes::ExtrasError:
+      return unknown_argument(named_command(app), argc, argv);
+    case CLI::ExitCodes::ArgumentMismatch:
+      return wrong_count(named_command(app), error.what());
+    case CLI::ExitCodes::ExcludesError:
+      return fmt::format("{}; accepted: one of them", error.what());
+    default:
+      return error.what();
+  }
 }
 
 // A shell variable that is not set must not pass for an option that was not given.
@@ -129,9 +179,8 @@ std::optional<std::string> CommandLine::parse(int argc, char** argv) {
       app.exit(error, text, text);
       return text.str();
     }
-    const bool missing = error.get_name() == "RequiredError";
     throw InvalidArgument(fmt::format("{}\nRun treeattn --help, or --help after a subcommand, for all there is.",
-                                      missing ? missing_subcommand(app, argc, argv) : std::string(error.what())));
+                                      complaint(app, error, argc, argv)));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
@@ -58,12 +59,9 @@ std::vector<std::int32_t> tokens_of(const model::ModelDescription& model, const 
   return out;
 }
 
-// Tokens that a saved text has already. 0 where there is none, which loading will say better.
+// Tokens that a saved text has already. Throws BadFile where there is none.
 std::int64_t saved_tokens(const std::filesystem::path& directory) {
-  const std::filesystem::path file = directory / model::kSavedTextName;
-  std::error_code ignored;
-  if (!std::filesystem::exists(file, ignored)) return 0;
-  const model::SavedText text = model::read_saved_text(file);
+  const model::SavedText text = model::read_saved_text(directory / model::kSavedTextName);
   std::int64_t sum = static_cast<std::int64_t>(text.pending.size());
   for (const auto& [id, transcript] : text.transcripts) sum += transcript.length();
   return sum;
@@ -188,7 +186,9 @@ int run(const GenerateCommand& options) {
   const std::int64_t before = first ? 0 : saved_tokens(options.load);
   if (!options.save.empty()) make_directory(options.save);  // now, not when the text is there and cannot be kept
   text.interrupt = &interrupt_flag();
+  std::once_flag ready;
   return run_model(plan, std::min(context, before + length + text.max_tokens), [&](const ModelRank& rank) {
+    std::call_once(ready, catch_interrupt);
     const model::Tokenizer* tokenizer = rank.model.description.tokenizer.get();
     model::Session session = first ? model::Session(std::make_unique<model::Llama>(rank.model.weights, rank.world,
                                                                                    rank.ops, rank.pool, plan.llama),

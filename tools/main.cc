@@ -44,14 +44,16 @@ constexpr char kFooter[] = R"(Examples:
 Every subcommand has its own --help, with examples.
 
 Environment:
-  TREEATTN_ISA   the instruction set to use instead of the best one; `treeattn info` lists them
+  TREEATTN_ISA    the instruction set to use instead of the best one; `treeattn info` lists them
+  TREEATTN_NODES  as 0,0,1,1: which node each rank is taken to be on
 
 Exit codes:
   0  all is well
   1  a check failed, or something went wrong inside
   2  bad usage or bad input
   3  something asked for is not on this machine (instruction set, device, memory)
-  4  a rank was lost)";
+  4  a rank was lost
+What a signal ends, as Ctrl-C does, has 128 and its number in a shell: 130.)";
 
 // This process's number under an MPI launcher; 0 without one. MPI itself may not have been started yet.
 int launch_rank() {

@@ -85,13 +85,12 @@ ModelPlan make_model_plan(const ModelOptions& options) {
                 options.random_weights);
   ModelPlan plan;
   plan.weights = model::parse_weight_format(options.weights.empty() ? "stored" : options.weights);
-  plan.llama.kv_type = parse_dtype(options.kv_type.empty() ? "bf16" : options.kv_type);
+  plan.llama.kv_type = parse_dtype_option("--kv-type", options.kv_type.empty() ? "bf16" : options.kv_type, true);
   const bool listed = options.many_strategies && options.strategy.find(',') != std::string::npos;
   if (!listed && !options.strategy.empty()) {
     plan.llama.attention.strategy = parse_strategy(options.strategy);
   }
-  plan.llama.order.chunk_tokens = parse_count_or("--chunk", options.chunk, 64, 1 << 30, 256);
-  plan.llama.order.branches = parse_count_or("--branches", options.branches, 1, 65536, 256);
+  plan.llama.order = parse_order(options.chunk, options.branches);
   plan.llama.gather_kv = options.gather_kv;
   plan.ranks.deadline =
       Seconds(options.deadline.empty() ? kModelDeadline : parse_real("--deadline", options.deadline, 0.001, 1e6));

@@ -148,10 +148,11 @@ double read_gb_s(int gpu) {
   return base::read_bandwidth(all, std::size_t{256} << 20, 5);
 }
 
-const std::atomic<bool>& interrupt_flag() {
+const std::atomic<bool>& interrupt_flag() { return interrupted; }
+
+void catch_interrupt() {
   interrupted = false;
   std::signal(SIGINT, on_interrupt);
-  return interrupted;
 }
 
 int run_model(const ModelPlan& plan, std::int64_t tokens, const std::function<int(const ModelRank&)>& body) {

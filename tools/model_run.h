@@ -37,7 +37,9 @@ int threads_of_rank(const ModelPlan& plan, int ranks_here);
 // GB/s that all cores of this machine, or this GPU (negative: none), read at best: what a token is held against.
 double read_gb_s(int gpu);
 
-// Set by the next Ctrl-C; the one after it ends the process. Each call clears it and waits for another first one.
+// Set by the first Ctrl-C after catch_interrupt(); the one after it ends the process.
 const std::atomic<bool>& interrupt_flag();
+// Clears the flag. Before it is called, as while weights are read, a Ctrl-C ends the process.
+void catch_interrupt();
 
 }  // namespace treeattn::tools

@@ -2,12 +2,14 @@
 // Parsing and checking of the shape options.
 #include "options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <functional>
 
 #include "base/check.h"
 #include "command_line.h"
+#include "plan/tree_order.h"
 
 namespace treeattn::tools {
 namespace {
@@ -15,17 +17,6 @@ namespace {
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 constexpr std::int64_t kMostHeads = 65536;
 constexpr char kGroup[] = "Shape";
-
-DType parse_dtype_option(std::string_view option, const std::string& text, bool quantised) {
-  const char* accepted = quantised ? "float32 (f32), float16 (f16), bfloat16 (bf16), int8, fp8"
-                                   : "float32 (f32), float16 (f16), bfloat16 (bf16)";
-  try {
-    const DType dtype = parse_dtype(text);
-    if (quantised || (dtype != DType::kInt8 && dtype != DType::kFp8E4M3)) return dtype;
-  } catch (const InvalidArgument&) {
-  }
-  base::throw_invalid("{} is \"{}\"; accepted: {}", option, text, accepted);
-}
 
 Layout parse_layout(const std::string& text) {
   if (text.empty() || text == "tokens_first") return Layout::kTokensFirst;
@@ -43,7 +34,8 @@ std::size_t product(std::initializer_list<std::int64_t> factors) {
 }
 
 void check(const Shape& shape) {
-  base::require(shape.head_dim % 8 == 0, "--head-dim is {}; accepted: 16 to 256 in steps of 8", shape.head_dim);
+  base::require(shape.head_dim >= 16 && shape.head_dim <= 256 && shape.head_dim % 8 == 0,
+                "--head-dim is {}; accepted: 16 to 256 in steps of 8", shape.head_dim);
   base::require(shape.heads % shape.kv_heads == 0, "--kv-heads is {}; accepted: numbers that divide --heads, {}",
                 shape.kv_heads, shape.heads);
   const std::int64_t fewest = shape.shortest > 0 ? shape.shortest : shape.tokens;
@@ -97,6 +89,36 @@ std::optional<double> parse_number(std::string_view text) {
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || stop != text.data() + text.size()) return {};
   return value;
+}
+
+ReductionOrder parse_order(const std::string& chunk, const std::string& branches) {
+  ReductionOrder order;
+  order.chunk_tokens = parse_count_or("--chunk", chunk, 64, 1 << 30, 256);
+  order.branches = parse_count_or("--branches", branches, 1, 65536, 256);
+  plan::check_order(order);
+  return order;
+}
+
+std::vector<Strategy> parse_strategies(const std::string& list) {
+  std::vector<Strategy> out;
+  for (const std::string& name : split_list(list)) {
+    const Strategy strategy = parse_strategy(name);
+    base::require(std::find(out.begin(), out.end(), strategy) == out.end(),
+                  "--strategy names \"{}\" twice; accepted: each once", name);
+    out.push_back(strategy);
+  }
+  return out;
+}
+
+DType parse_dtype_option(std::string_view option, const std::string& text, bool quantised) {
+  const char* accepted = quantised ? "float32 (f32), float16 (f16), bfloat16 (bf16), int8, fp8"
+                                   : "float32 (f32), float16 (f16), bfloat16 (bf16)";
+  try {
+    const DType dtype = parse_dtype(text);
+    if (quantised || (dtype != DType::kInt8 && dtype != DType::kFp8E4M3)) return dtype;
+  } catch (const InvalidArgument&) {
+  }
+  base::throw_invalid("{} is \"{}\"; accepted: {}", option, text, accepted);
 }
 
 DType default_q_dtype(DType kv_dtype) {
@@ -185,7 +207,7 @@ std::vector<Shape> ShapeOptions::shapes() const {
   const auto or_else = [](const std::string& text, const char* other) { return text.empty() ? other : text; };
   Shape shape;
   shape.heads = parse_count("--heads", or_else(heads, "16"), 1, kMostHeads);
-  shape.head_dim = parse_count("--head-dim", or_else(head_dim, "128"), 16, 256);
+  shape.head_dim = parse_count("--head-dim", or_else(head_dim, "128"), 1, kMostHeads);
   shape.batch = parse_count("--batch", or_else(batch, "1"), 1, kMostHeads);
   shape.queries = parse_count("--queries", or_else(queries, "1"), 1, kMostTokens);
   shape.layout = parse_layout(layout);

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "treeattn/dtype.h"
+#include "treeattn/order.h"
+#include "treeattn/strategy.h"
 
 namespace treeattn::tools {
 
@@ -67,6 +69,15 @@ struct ShapeOptions {
   // The product of the lists, checked. Throws InvalidArgument.
   std::vector<Shape> shapes() const;
 };
+
+// --chunk and --branches, checked; empty: not given. Throws InvalidArgument.
+ReductionOrder parse_order(const std::string& chunk, const std::string& branches);
+
+// The strategies of a list, none of them twice. Throws InvalidArgument.
+std::vector<Strategy> parse_strategies(const std::string& list);
+
+// The type that an option names; quantised: also int8 and fp8. Throws InvalidArgument.
+DType parse_dtype_option(std::string_view option, const std::string& text, bool quantised);
 
 // float32, float16 and bfloat16 serve as they are; a quantised cache is read with float32 queries.
 DType default_q_dtype(DType kv_dtype);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn reproduce: the paper's results, each by one command, beside ours.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -97,7 +98,7 @@ std::filesystem::path simulator(const ReproduceOptions& options) {
   if (options.closed_form) return {};
   const std::filesystem::path program =
       options.simulator.empty() ? program_folder() / "treeattn-sim" : std::filesystem::path(options.simulator);
-  if (std::filesystem::exists(program)) return program;
+  if (::access(program.c_str(), X_OK) == 0 && !std::filesystem::is_directory(program)) return program;
   base::require(options.simulator.empty(), "--simulator is \"{}\"; accepted: the program treeattn-sim",
                 options.simulator);
   print_note("note: there is no {}; times are those of the closed form\n", program.string());
@@ -106,6 +107,7 @@ std::filesystem::path simulator(const ReproduceOptions& options) {
 
 int run(const ReproduceOptions& options) {
   if (options.list) {
+    base::require(options.names.empty(), "--list with \"{}\"; accepted: one of them", fmt::join(options.names, " "));
     print_list(options.json);
     return kOk;
   }

@@ -72,17 +72,11 @@ std::string slow_rank_lines(const std::string& text, int ranks) {
   return out;
 }
 
-std::vector<Strategy> parse_strategies(const std::string& text) {
+std::vector<Strategy> strategies_of(const std::string& text) {
   if (text.empty()) return {std::begin(kAllStrategies), std::end(kAllStrategies)};
-  std::vector<Strategy> out;
-  for (const std::string& name : split_list(text)) {
-    const Strategy strategy = parse_strategy(name);
-    base::require(strategy != Strategy::kAuto, "--strategy is \"auto\"; accepted: {}",
-                  "paper, two_phase, merge, butterfly, gather, two_level, ring (auto measures real links)");
-    base::require(std::find(out.begin(), out.end(), strategy) == out.end(),
-                  "--strategy names \"{}\" twice; accepted: each once", name);
-    out.push_back(strategy);
-  }
+  const std::vector<Strategy> out = parse_strategies(text);
+  base::require(std::find(out.begin(), out.end(), Strategy::kAuto) == out.end(), "--strategy is \"auto\"; accepted: {}",
+                "paper, two_phase, merge, butterfly, gather, two_level, ring (auto measures real links)");
   return out;
 }
 
@@ -98,7 +92,7 @@ std::vector<SimulationJob> make_jobs(const SimulateOptions& options) {
   job.cluster = plan::cluster_text(options.cluster) + "\n" + slow;
   job.origin = slow.empty() ? options.cluster : options.cluster + " with --slow-rank";
   const plan::Cluster cluster = plan::parse_cluster(job.cluster, job.origin);
-  job.strategies = parse_strategies(options.strategy);
+  job.strategies = strategies_of(options.strategy);
   job.canonical = !options.free_order;
   job.overhead_s = parse_overhead(options.overhead_us);
   ShapeOptions shape_options = options.shape;

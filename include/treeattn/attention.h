@@ -26,33 +26,33 @@ namespace treeattn {
 // What is attended to. Requires: equal batch, tokens and kv_heads in k and v; equal head_dim in q and k; heads a
 // multiple of kv_heads; head dims (also V's, which may differ) 16 to 256 in steps of 8.
 struct AttentionInput {
-  QueryView q;
-  KvView k;
-  KvView v;
-  std::span<const std::int64_t> lengths;  // [batch] keys in use, 0 to k.tokens; empty: all k.tokens
+  QueryView q{};
+  KvView k{};
+  KvView v{};
+  std::span<const std::int64_t> lengths{};  // [batch] keys in use, 0 to k.tokens; empty: all k.tokens
   // Global positions. Masks and ALiBi see these, never local indices.
-  std::int64_t first_key = 0;                 // position of key 0, 0 or more
-  std::span<const std::int64_t> first_query;  // [batch] position of query 0; empty: the queries are the last tokens,
-                                              // first_key + length - queries
-  ReductionOrder order;                       // same keys, same order: same bits
+  std::int64_t first_key = 0;                   // position of key 0, 0 or more
+  std::span<const std::int64_t> first_query{};  // [batch] position of query 0; empty: the queries are the last tokens,
+                                                // first_key + length - queries
+  ReductionOrder order{};                       // same keys, same order: same bits
 };
 
 // How. The logit of query i and key j, at global positions qi and kj, is
 //   softcap(scale * q_i . k_j) + slope[head] * (kj - qi),   softcap(x) = cap * tanh(x / cap),
 // and the key is seen unless a mask hides it.
 struct AttentionOptions {
-  std::optional<float> scale;           // 0, or of size 2^-100 to 2^100; default 1 / sqrt(head_dim)
-  bool causal = false;                  // hides kj > qi
-  std::int64_t window = 0;              // > 0: hides kj <= qi - window, and without causal kj >= qi + window; 0: none
-  float softcap = 0.0f;                 // 2^-100 to 2^100, and so is |scale| / softcap: the cap; 0: none
-  std::span<const float> alibi_slopes;  // [heads], of size 2^60 at most; empty: none
-  std::span<const float> sinks;  // [heads] a logit with no value, once per query and head: -inf, or of size 2^100
-                                 // at most; empty: none
+  std::optional<float> scale{};           // 0, or of size 2^-100 to 2^100; default 1 / sqrt(head_dim)
+  bool causal = false;                    // hides kj > qi
+  std::int64_t window = 0;                // > 0: hides kj <= qi - window, and without causal kj >= qi + window; 0: none
+  float softcap = 0.0f;                   // 2^-100 to 2^100, and so is |scale| / softcap: the cap; 0: none
+  std::span<const float> alibi_slopes{};  // [heads], of size 2^60 at most; empty: none
+  std::span<const float> sinks{};  // [heads] a logit with no value, once per query and head: -inf, or of size 2^100
+                                   // at most; empty: none
 };
 
 // out [batch, queries, heads, v.head_dim] and, unless empty, lse [batch, queries, heads] (natural log), both float32
-// and dense; they may not overlap each other or the input. A query that sees no key and has no sink gets out 0 and lse
-// -inf. NaN or inf inside q, K or V shows as NaN or inf in exactly the outputs that depend on it.
+// and dense; they may not overlap each other (InvalidArgument) or the input. A query that sees no key and has no sink
+// gets out 0 and lse -inf. NaN or inf inside q, K or V shows as NaN or inf in exactly the outputs that depend on it.
 // Bits depend on the inputs, the options and the instruction set, not on the pool. Thread-safe.
 // Throws InvalidArgument before any work, naming the value and what is accepted.
 void attention(const AttentionInput& in, const AttentionOptions& options, std::span<float> out, std::span<float> lse,

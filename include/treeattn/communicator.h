@@ -142,13 +142,13 @@ struct RankOptions {
   // The node of each rank, to test how several machines would be used on one; empty: as it is (MPI's shared memory
   // groups; for threads the NUMA nodes, where there is more than one). The environment variable TREEATTN_NODES, e.g.
   // "0,0,1,1", does the same.
-  std::vector<int> nodes;
+  std::vector<int> nodes{};
   bool pin = true;  // threads: gives each rank its own cores, or several ranks one core when there are more ranks
 };
 
-// Calls body(communicator) on `ranks` threads and returns when all have returned. A rank that returns or throws is gone
-// for the others. Throws what the lowest rank threw that threw something other than LostRanks; else its LostRanks, if
-// any rank let that escape.
+// Calls body(communicator) on `ranks` threads, 1 to 4096, and returns when all have returned. A rank that returns or
+// throws is gone for the others. Throws what the lowest rank threw that threw something other than LostRanks; else its
+// LostRanks, if any rank let that escape.
 void run_ranks(int ranks, const std::function<void(std::shared_ptr<Communicator>)>& body, RankOptions options = {});
 
 // All MPI processes of this launch; initialises MPI unless that has been done, and finalises it at the end of the

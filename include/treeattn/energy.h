@@ -24,9 +24,9 @@ namespace treeattn {
 
 // One query and its keys. keys may be 0: then F is -inf, and what needs a mean throws InvalidArgument.
 struct EnergyInput {
-  std::span<const double> q;  // [head_dim]
-  std::span<const double> k;  // [keys, head_dim]
-  std::span<const double> v;  // [keys, v_dim]
+  std::span<const double> q{};  // [head_dim]
+  std::span<const double> k{};  // [keys, head_dim]
+  std::span<const double> v{};  // [keys, v_dim]
   std::int64_t keys = 0;
   std::int64_t head_dim = 0;
   std::int64_t v_dim = 0;
@@ -92,9 +92,9 @@ double moment(const EnergyInput& in, std::span<const std::int64_t> indices);
 
 // Query i of a head sees keys 0 to i of that head. queries may be 0: then F_tot is 0 and there is no gradient.
 struct CausalEnergyInput {
-  std::span<const double> q;  // [heads, queries, head_dim]
-  std::span<const double> k;  // [heads, queries, head_dim]
-  std::span<const double> v;  // [heads, queries, v_dim]
+  std::span<const double> q{};  // [heads, queries, head_dim]
+  std::span<const double> k{};  // [heads, queries, head_dim]
+  std::span<const double> v{};  // [heads, queries, v_dim]
   std::int64_t queries = 0;
   std::int64_t head_dim = 0;
   std::int64_t v_dim = 0;

@@ -37,7 +37,7 @@ struct KvCacheConfig {
   std::int64_t v_dim = 0;
   DType k_type = DType::kBFloat16;  // int8 and fp8 keep a scale per row of a head
   DType v_type = DType::kBFloat16;
-  ReductionOrder order;
+  ReductionOrder order{};
 
   bool operator==(const KvCacheConfig&) const = default;
 };

@@ -59,9 +59,9 @@ struct TokenChoice {
 
 struct GenerateOptions {
   std::int64_t max_tokens = 256;
-  SamplerOptions sampler;
-  std::vector<std::string> stop;                 // the text ends before the first of them; needs a tokenizer
-  std::vector<std::int32_t> stop_tokens;         // beside the model's own; of its vocabulary
+  SamplerOptions sampler{};
+  std::vector<std::string> stop{};               // the text ends before the first of them; needs a tokenizer
+  std::vector<std::int32_t> stop_tokens{};       // beside the model's own; of its vocabulary
   bool ignore_eos = false;                       // the model's own do not end the text
   bool recover = false;                          // go on without ranks that are lost
   const std::atomic<bool>* interrupt = nullptr;  // true on any rank: all stop after the next token or piece of prompt
@@ -91,11 +91,11 @@ using TokenProgress = std::function<void(std::int64_t done, std::int64_t total)>
 
 // What is called as a text grows. Any may be empty. A rank whose listener throws is lost to the others.
 struct TextListener {
-  std::function<void(std::string_view)> text;  // whole UTF-8 characters
-  std::function<void(const TokenChoice&)> token;
-  std::function<void(std::span<const float>)> logits;  // [vocab] that the token was chosen from
-  TokenProgress prefill;
-  TokenProgress recovery;
+  std::function<void(std::string_view)> text{};  // whole UTF-8 characters
+  std::function<void(const TokenChoice&)> token{};
+  std::function<void(std::span<const float>)> logits{};  // [vocab] that the token was chosen from
+  TokenProgress prefill{};
+  TokenProgress recovery{};
 };
 
 // ---- the model and its sessions
@@ -108,9 +108,9 @@ enum class WeightFormat : std::uint8_t {
 
 struct LlamaLoadOptions {
   WeightFormat weights = WeightFormat::kAsStored;
-  int threads = 0;                                                    // to load with; 0: one per core
-  int gpu = -1;                                                       // where the weights go, and sessions run; -1: CPU
-  std::function<void(std::size_t done, std::size_t total)> progress;  // in parameters
+  int threads = 0;  // to load with; 0: one per core
+  int gpu = -1;     // where the weights go, and sessions run; -1: CPU
+  std::function<void(std::size_t done, std::size_t total)> progress{};  // in parameters
 };
 
 // The weights, shared by all sessions of a process, and the tokenizer.
@@ -143,8 +143,8 @@ class LlamaModel {
 
 struct LlamaOptions {
   DType kv_type = DType::kBFloat16;
-  ReductionOrder order;
-  ParallelOptions attention;
+  ReductionOrder order{};
+  ParallelOptions attention{};
   int chunks_per_piece = 4;  // of one rank; a prompt goes through the layers piece by piece. Changes no bits
   bool gather_kv = false;    // prefill: collect K and V of a layer first instead of passing them round
 };

@@ -24,7 +24,7 @@ void merge_states(std::span<float> lower, std::span<const float> higher, std::in
 
 // out [rows, v_dim] = o / l and, unless empty, lse [rows] = ln(2) * m_log2 + ln(l). The identity gives (0, -inf).
 // sinks, unless empty, holds `heads` logits (natural units); row r gets sinks[r % heads]; a NaN shows. `out` and
-// `lse` may not overlap each other or states.
+// `lse` may not overlap each other or states (InvalidArgument).
 void finalize_states(std::span<const float> states, std::int64_t v_dim, std::span<const float> sinks,
                      std::span<float> out, std::span<float> lse);
 

@@ -15,7 +15,7 @@ namespace treeattn {
 // setting that mask first. A pool of one pins nothing. After fork() the child needs its own pool: run() throws Error.
 class ThreadPool {
  public:
-  // Requires threads >= 1. Throws InvalidArgument otherwise.
+  // Requires threads >= 1. Throws InvalidArgument otherwise, std::system_error where so many cannot be started.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -35,4 +35,14 @@ void require_address(std::string_view name, std::span<T> values) {
           alignof(T));
 }
 
+// Spans of which one is written while the other is in use.
+template <typename T>
+void require_apart(std::string_view name, std::span<const T> values, std::string_view other_name,
+                   std::span<const T> others) {
+  const auto begin = [](std::span<const T> span) { return reinterpret_cast<std::uintptr_t>(span.data()); };
+  const auto end = [&](std::span<const T> span) { return begin(span) + span.size_bytes(); };
+  require(values.empty() || others.empty() || end(values) <= begin(others) || end(others) <= begin(values),
+          "{} and {} overlap; accepted: memory of its own for each", name, other_name);
+}
+
 }  // namespace treeattn::base

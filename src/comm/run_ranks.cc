@@ -19,6 +19,9 @@
 namespace treeattn {
 namespace {
 
+// Each of them knows all others: a million of them would take all memory before a thread is refused.
+constexpr int kMostRanks = 4096;
+
 // Best effort: a sandbox may refuse, and the ranks work anywhere.
 void stay_on(const std::vector<int>& processors) {
 #if defined(__linux__)
@@ -50,7 +53,7 @@ std::shared_ptr<Communicator> self_communicator() {
 }
 
 void run_ranks(int ranks, const std::function<void(std::shared_ptr<Communicator>)>& body, RankOptions options) {
-  base::require(ranks >= 1, "ranks = {}; accepted: 1 or more", ranks);
+  base::require(ranks >= 1 && ranks <= kMostRanks, "ranks = {}; accepted: 1 to {}", ranks, kMostRanks);
   base::require(body != nullptr, "body is empty; accepted: a function");
   const auto count = static_cast<std::size_t>(ranks);
   const std::vector<int> processors = comm::order_by_neighbourhood(base::usable_processors());

@@ -73,6 +73,9 @@ void finalize_states(std::span<const float> states, std::int64_t v_dim, std::spa
   base::require_address("out", out);
   base::require_address("lse", lse);
   base::require_address("sinks", sinks);
+  base::require_apart<float>("out", out, "lse", lse);
+  base::require_apart<float>("out", out, "states", states);
+  base::require_apart<float>("lse", lse, "states", states);
   // A sink is the state of one key whose value is zero.
   constexpr float kLog2E = 0x1.715476p+0f;
   std::vector<float> with_sink, sink_state(row_floats, 0.0f);

@@ -56,6 +56,11 @@ namespace treeattn {
 
 namespace {
 
+int gpu_of(const LlamaLoadOptions& options) {
+  base::require(options.gpu >= -1, "gpu = {}; accepted: -1 (the CPU) or the index of a GPU", options.gpu);
+  return options.gpu;
+}
+
 int loading_threads(const LlamaLoadOptions& options) {
   base::require(options.threads >= 0, "threads = {}; accepted: 1 or more, or 0 for one per core", options.threads);
   return options.threads == 0 ? ThreadPool::available_cores() : options.threads;
@@ -64,7 +69,9 @@ int loading_threads(const LlamaLoadOptions& options) {
 }  // namespace
 
 LlamaModel::Impl::Impl(model::ModelDescription what, const LlamaLoadOptions& options)
-    : description(std::move(what)), pool(loading_threads(options)), ops(kernels::make_model_ops(options.gpu, pool)) {
+    : description(std::move(what)),
+      pool(loading_threads(options)),
+      ops(kernels::make_model_ops(gpu_of(options), pool)) {
   model::check_weight_format(options.weights);
   model::WeightOptions loading;
   loading.host_memory = options.gpu < 0;

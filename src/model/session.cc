@@ -83,7 +83,7 @@ void Session::check(std::span<const std::int32_t> prompt, const GenerateOptions&
   base::require(all < context, "the prompt makes a text of {} tokens; accepted: fewer than the model's context, {}",
                 all, context);
   base::require(options.stop.empty() || tokenizer_, "stop strings need a tokenizer");
-  for (const std::string& stop : options.stop) base::require(!stop.empty(), "a stop string is empty");
+  for (const std::string& stop : options.stop) base::require(!stop.empty(), "a stop string is empty; accepted: a text");
 }
 
 // All that decides what the ranks do, and when they end.

@@ -31,6 +31,7 @@ void attention(const AttentionInput& in, const AttentionOptions& options, std::s
           lse.size(), rows);
   base::require_address("out", out);
   base::require_address("lse", lse);
+  base::require_apart<float>("out", out, "lse", lse);
   base::Buffer states(state_count(problem) * sizeof(float));
   kernels::attention_states_on(kernels::active_target(), problem, states.as<float>(), pool);
   parallel::finalize_on(pool, {states.as<float>(), state_count(problem)}, problem.v.head_dim, problem.sinks, out, lse);

@@ -49,6 +49,7 @@ void check_result(std::size_t rows, std::int64_t v_dim, std::span<const float> o
   require(lse.empty() || lse.size() == rows, "lse holds {} floats; accepted: 0 or rows = {}", lse.size(), rows);
   base::require_address("out", out);
   base::require_address("lse", lse);
+  base::require_apart("out", out, "lse", lse);
 }
 
 std::uint32_t digest_of(std::span<const int> values) { return base::crc32c(std::as_bytes(values)); }
