@@ -10,6 +10,7 @@
 
 #include "exact_merge.h"
 #include "merge/operator.h"
+#include "thinning.h"
 #include "treeattn/state.h"
 
 namespace treeattn {
@@ -209,8 +210,8 @@ TEST(Exp2WeightTest, RelativeErrorIsBelowTwoToMinus22) {
     worst = std::max(worst, error);
     ASSERT_LT(error, 0x1p-22) << "x = " << x;
   };
-  const std::uint32_t last = std::bit_cast<std::uint32_t>(-126.0f);
-  for (std::uint32_t bits = 0x80000000u; bits <= last; bits += 97) {
+  const std::uint32_t last = std::bit_cast<std::uint32_t>(-126.0f), step = static_cast<std::uint32_t>(thinning());
+  for (std::uint32_t bits = 0x80000000u; bits <= last; bits += 97 * step) {
     check(from_bits(bits));
     if (HasFatalFailure()) return;
   }
