@@ -84,7 +84,7 @@ struct Rows {
   std::uint16_t* scaled;
   float* squares;
 
-  StreamedRows normalised() const { return {scaled, squares, 1e-5f}; }
+  StreamedRows normalised() const { return {scaled, squares, y, 1e-5f}; }
   NextNorm next() const { return {norm, scaled, squares}; }
 };
 
