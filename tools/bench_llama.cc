@@ -150,7 +150,8 @@ class RankBench {
     const double first = parallel::largest_of_ranks(world_, result.stats.first_token_seconds);
     const double rest = parallel::largest_of_ranks(
         world_, std::accumulate(result.stats.token_seconds.begin(), result.stats.token_seconds.end(), 0.0));
-    const std::size_t cache = session.llama().cache().allocated_bytes();
+    const KvCache& kept = session.llama().cache();
+    const std::size_t cache = kept.allocated_bytes() + kept.store().workspace_bytes();
     line.peak_bytes =
         std::max(line.peak_bytes, parallel::largest_of_ranks(world_, heap) + parallel::largest_of_ranks(world_, cache));
     line.token_bytes = rank_.model.weights->bytes_per_token() * static_cast<std::size_t>(rank_.ranks_here) +

@@ -168,6 +168,7 @@ class RankBench {
       DecodeLine& line = entry->line;
       const double seconds = metered_call(*entry, line.peak_bytes);
       line.peak_bytes += cache_.allocated_bytes() + setup_.shape.q_bytes() + setup_.shape.out_bytes();
+      if (entry->is_ring()) line.peak_bytes += cache_.store().workspace_bytes();
       const CallReport& report = entry->attention.report();
       line.chosen = report.strategy;
       line.steps = report.traffic.steps;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "parallel/kv_memory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -81,10 +82,17 @@ class GpuMemory final : public KvMemory {
 }  // namespace
 
 std::byte* KvMemory::workspace(std::size_t number, std::size_t bytes) {
-  auto& array = workspaces_[number];
-  if (!array) array = reserve(this->bytes());
-  array->grow(bytes);
-  return array->data();
+  Workspace& workspace = workspaces_[number];
+  if (!workspace.array) workspace.array = reserve(this->bytes());
+  workspace.array->grow(bytes);
+  workspace.bytes = std::max(workspace.bytes, bytes);
+  return workspace.array->data();
+}
+
+std::size_t KvMemory::workspace_bytes() const {
+  std::size_t sum = 0;
+  for (const Workspace& workspace : workspaces_) sum += workspace.bytes;
+  return sum;
 }
 
 std::shared_ptr<KvMemory> host_memory() { return std::make_shared<HostMemory>(); }

@@ -42,9 +42,15 @@ class KvMemory {
   // Memory for what a call works with, kept from call to call; content undefined. It grows where it lies.
   static constexpr std::size_t kWorkspaces = 4;
   std::byte* workspace(std::size_t number, std::size_t bytes);
+  // What it has grown to, all of it.
+  std::size_t workspace_bytes() const;
 
  private:
-  std::array<std::unique_ptr<GrowingArray>, kWorkspaces> workspaces_;
+  struct Workspace {
+    std::unique_ptr<GrowingArray> array;
+    std::size_t bytes = 0;
+  };
+  std::array<Workspace, kWorkspaces> workspaces_;
 };
 
 std::shared_ptr<KvMemory> host_memory();

@@ -92,6 +92,8 @@ class KvStore {
   std::vector<TokenRange> carried(SequenceId sequence, std::int64_t first, std::int64_t count) const;
   std::int64_t carried_tokens(SequenceId sequence) const;
   std::size_t allocated_bytes() const { return pool_->used_bytes(); }
+  // Of the GPU that the pages are on, for K and V of other ranks.
+  std::size_t workspace_bytes() const { return pool_->backend().workspace_bytes(); }
 
   // For the kernels. `pages` of the views are those the arrays hold, in use or not.
   KvBatch batch(int layer, std::span<const SequenceId> sequences) const;
