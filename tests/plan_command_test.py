@@ -5,12 +5,17 @@
 Usage: plan_command_test.py TREEATTN
 """
 
+import fcntl
 import json
+import os
 import pathlib
+import pty
 import re
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 
 KEYS = ["model", "weights_type", "kv_type", "context", "batch", "cluster", "devices", "devices_needed", "nodes",
         "split_weights", "placement", "chunk_tokens", "branches", "weights_bytes", "kv_bytes", "states_bytes",
@@ -104,6 +109,34 @@ def check_examples():
         expect(done.returncode == 0, f"{example}: exit code {done.returncode}: {done.stderr}")
 
 
+def help_on_terminal(columns):
+    """The help as a terminal of that width gets it."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with subprocess.Popen([sys.argv[1], "plan", "--help"], stdout=its) as process:
+        os.close(its)
+        text = b""
+        try:
+            while part := os.read(ours, 4096):
+                text += part
+        except OSError:  # how Linux says that the other side is closed
+            pass
+        expect(process.wait() == 0, "help on a terminal")
+    os.close(ours)
+    return text.decode().replace("\r\n", "\n")
+
+
+def check_help():
+    """What options do is broken between words where the line ends, and none is lost."""
+    for columns, text in [(100, run("--help").stdout), (60, help_on_terminal(60)), (120, help_on_terminal(200))]:
+        options = text[text.index("Options:") : text.index("\n\n", text.index("--model"))]
+        longest = max(options.splitlines(), key=len)
+        expect(len(longest) <= columns, f"{columns} columns: {longest}")
+        said = " ".join(options.split())
+        for words in ["llama-3.1-405b, or a directory with config.json (default llama-3.1-8b)", "--json"]:
+            expect(words in said, f"{columns} columns: no {words} in {said}")
+
+
 def check_errors():
     error = expect_error(["--model", "llama-3.1-70b"], "does not fit", "weights", "--split-weights", "--cluster mi300x")
     expect("--kv-type" not in error, f"70B does not fit by another type of K and V: {error}")
@@ -134,6 +167,7 @@ check_plans()
 check_directory()
 check_cluster_file()
 check_examples()
+check_help()
 check_errors()
 for failure in failures:
     print(failure, file=sys.stderr)

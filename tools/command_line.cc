@@ -2,6 +2,8 @@
 #include "command_line.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -14,6 +16,34 @@
 
 namespace treeattn::tools {
 namespace {
+
+// Lines of at most so many columns, broken between words.
+std::string wrapped(std::string text, std::size_t columns) {
+  for (std::size_t begin = 0; text.size() - begin > columns;) {
+    std::size_t space = text.rfind(' ', begin + columns);
+    if (space == std::string::npos || space <= begin) space = text.find(' ', begin + columns);
+    if (space == std::string::npos) break;
+    text[space] = '\n';
+    begin = space + 1;
+  }
+  return text;
+}
+
+// What an option does goes on below itself where the line ends.
+class HelpFormatter final : public CLI::Formatter {
+ public:
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return wrapped(option->get_description(), width() - get_column_width());
+  }
+
+ private:
+  // Of the terminal, if it is one.
+  static std::size_t width() {
+    winsize size{};
+    const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    return known ? std::clamp<std::size_t>(size.ws_col, 60, 120) : 100;
+  }
+};
 
 // "info, verify, bench": the subcommands of an app.
 std::string names_of(const CLI::App& app) {
@@ -133,6 +163,7 @@ CommandLine::CommandLine(const std::string& what, const std::string& name, const
   grammar_->owned = std::make_unique<CLI::App>(what, name);
   grammar_->app = grammar_->owned.get();
   grammar_->app->set_version_flag("--version", version);
+  grammar_->app->formatter(std::make_shared<HelpFormatter>());  // that of all subcommands, too
 }
 
 CommandLine::CommandLine(std::unique_ptr<Grammar> grammar) : grammar_(std::move(grammar)) {}

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <csignal>
 #include <exception>
+#include <map>
 
 #include "base/available_memory.h"
 #include "base/check.h"
@@ -37,13 +38,18 @@ std::size_t free_memory_of(int gpu) {
   return 0;
 }
 
-// The plan for a process that is the so-manieth on its machine.
-ModelPlan on_its_gpu(ModelPlan plan, int number) {
-  if (plan.gpu == ModelPlan::kAnyGpu) plan.gpu = number % std::max(1, static_cast<int>(cuda_devices().size()));
+ModelPlan on_gpu(ModelPlan plan, int gpu) {
+  plan.gpu = gpu;
   return plan;
 }
 
-// copies: of the weights on this machine, or on its GPU.
+// The plan for a rank that is the so-manieth on its machine.
+ModelPlan on_its_gpu(const ModelPlan& plan, int number) {
+  if (plan.gpu != ModelPlan::kAnyGpu) return plan;
+  return on_gpu(plan, number % std::max(1, static_cast<int>(cuda_devices().size())));
+}
+
+// copies: of the weights on this machine, or on its GPU; here: ranks there.
 void check_memory(const ModelPlan& plan, std::int64_t tokens, int ranks, int here, int copies) {
   const std::size_t available = (plan.gpu < 0 ? base::available_memory() : free_memory_of(plan.gpu)) / 10 * 9;
   if (available == 0) return;  // unknown
@@ -52,12 +58,13 @@ void check_memory(const ModelPlan& plan, std::int64_t tokens, int ranks, int her
       need.weights * static_cast<std::size_t>(copies) + need.of_rank() * static_cast<std::size_t>(here);
   if (all <= available) return;
   const int enough = model::ranks_needed(plan.model.config, plan.llama, plan.weights, tokens, available);
-  const std::string advice = enough == 0 ? "no number of machines like this one would do: each needs all weights"
-                                         : format_count(enough, "rank") + " would do, each on a machine like this one";
+  const std::string kind = plan.gpu < 0 ? "machine" : "GPU";
+  const std::string advice =
+      enough == 0 ? fmt::format("no number of {}s like this one would do: each needs all weights", kind)
+                  : fmt::format("{} would do, each on a {} like this one", format_count(enough, "rank"), kind);
   throw Unavailable(fmt::format(
-      "{} tokens on {} need {} on this machine ({} of weights, {} of cache, {} of workspace); {} can be used; "
-      "{}",
-      tokens, format_count(ranks, "rank"), format_bytes(all),
+      "{} tokens on {} need {} on this {} ({} of weights, {} of cache, {} of workspace); {} can be used; {}", tokens,
+      format_count(ranks, "rank"), format_bytes(all), kind,
       format_bytes(need.weights * static_cast<std::size_t>(copies)),
       format_bytes(need.cache * static_cast<std::size_t>(here)),
       format_bytes((need.of_rank() - need.cache) * static_cast<std::size_t>(here)), format_bytes(available), advice));
@@ -105,13 +112,15 @@ int run_processes(const ModelPlan& given, std::int64_t tokens, const std::functi
     before += neighbour && r < world->rank() ? 1 : 0;
   }
   const ModelPlan plan = on_its_gpu(given, before);
+  int sharing = 0;  // of those here, the ranks on the same GPU, or all
+  for (int place = 0; place < here; ++place) sharing += on_its_gpu(given, place).gpu == plan.gpu ? 1 : 0;
   const bool mapped = model::stays_as_stored(plan.weights, plan.model.config.stored);
   const bool shared = !plan.model.directory.empty() && mapped && plan.gpu < 0;
   const int threads = threads_of_rank(plan, here);
   const bool speaks = world->rank() == 0;
   std::unique_ptr<LlamaModel::Impl> model;
   on_all_or_none(*world, [&] {
-    check_memory(plan, tokens, world->size(), here, shared ? 1 : here);
+    check_memory(plan, tokens, world->size(), sharing, shared ? 1 : sharing);
     model = load(plan, threads, speaks);
   });
   ThreadPool pool(threads);
@@ -119,20 +128,24 @@ int run_processes(const ModelPlan& given, std::int64_t tokens, const std::functi
   return body({world, *model, pool, *ops, here, speaks});
 }
 
+// Ranks on one GPU, or on the CPU, share a model; every other GPU has one of its own.
 int run_threads(const ModelPlan& given, std::int64_t tokens, const std::function<int(const ModelRank&)>& body) {
-  const ModelPlan plan = on_its_gpu(given, 0);
-  const int ranks = std::max(1, plan.rank_count);
-  check_memory(plan, tokens, ranks, ranks, 1);
-  const auto model = load(plan, 0, true);
+  const int ranks = std::max(1, given.rank_count);
+  std::map<int, int> ranks_on;  // by GPU
+  for (int rank = 0; rank < ranks; ++rank) ++ranks_on[on_its_gpu(given, rank).gpu];
+  std::map<int, std::unique_ptr<LlamaModel::Impl>> models;
+  for (const auto& [gpu, here] : ranks_on) check_memory(on_gpu(given, gpu), tokens, ranks, here, 1);
+  for (const auto& [gpu, here] : ranks_on) models[gpu] = load(on_gpu(given, gpu), 0, true);
   std::atomic<int> code = 0;
   const auto on_rank = [&](const std::shared_ptr<Communicator>& world) {
-    ThreadPool pool(threads_of_rank(plan, ranks));
-    const auto ops = kernels::make_model_ops(plan.gpu, pool);
-    const int mine = body({world, *model, pool, *ops, ranks, world->rank() == 0});
+    const int gpu = on_its_gpu(given, world->rank()).gpu;
+    ThreadPool pool(threads_of_rank(given, ranks));
+    const auto ops = kernels::make_model_ops(gpu, pool);
+    const int mine = body({world, *models.at(gpu), pool, *ops, ranks, world->rank() == 0});
     for (int seen = code; seen < mine && !code.compare_exchange_weak(seen, mine);) {
     }
   };
-  run_ranks(ranks, on_rank, plan.ranks);
+  run_ranks(ranks, on_rank, given.ranks);
   return code;
 }
 
