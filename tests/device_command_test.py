@@ -13,6 +13,7 @@ import sys
 SHAPE = ["--heads", "8", "--kv-heads", "2", "--head-dim", "64", "--quick", "--repeat", "3"]
 COMMANDS = [["verify", "--random", "0"], ["bench", "attention", "--tokens", "3000", *SHAPE],
             ["bench", "decode", "--tokens", "3000", "--ranks", "2", *SHAPE]]
+GENERATE = ["generate", "--random-weights", "llama-3.2-1b", "x"]
 failures = []
 
 
@@ -39,14 +40,13 @@ def json_lines(*options):
 
 
 def check_grammar():
-    for command in COMMANDS:
+    for command in [*COMMANDS, GENERATE]:
         for bad in ["foo", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "gpu", "CUDA"]:
             expect_error([*command, "--device", bad], 2, f'"{bad}"', "accepted: cpu, cuda, cuda:N")
     decode = COMMANDS[2]
     expect_error([*decode, "--link", "wire"], 2, '"wire"', "host, peer, nccl")
     expect_error([*decode, "--link", "peer"], 2, "--device cpu", "accepted: cuda")
-    generate = ["generate", "--random-weights", "llama-3.2-1b", "x"]
-    expect_error([*generate, "--link", "peer"], 2, "--device cpu", "accepted: cuda")
+    expect_error([*GENERATE, "--link", "peer"], 2, "--device cpu", "accepted: cuda")
 
 
 def check_lengths():
@@ -68,14 +68,14 @@ def check_lengths():
 
 
 def check_without_gpu(why):
-    for command in COMMANDS:
+    for command in [*COMMANDS, GENERATE]:
         for device in ["cuda", "cuda:0", "cuda:7"]:
             expect_error([*command, "--device", device], 3, f'--device is "{device}"', why, "--device cpu")
 
 
 def check_with_gpu(gpus):
     expect(gpus[0]["read_gb_s"] > 0 and 0 < gpus[0]["free_bytes"] <= gpus[0]["memory_bytes"], f"gpus: {gpus}")
-    for command in COMMANDS:
+    for command in [*COMMANDS, GENERATE]:
         expect_error([*command, "--device", f"cuda:{len(gpus)}"], 3, "accepted here: cpu, cuda")
     name = f"cuda:0 {gpus[0]['name']}"
     *rows, total = json_lines("verify", "--random", "50", "--device", "cuda")

@@ -279,7 +279,7 @@ int check(const std::vector<Line>& lines) {
 
 StepsBench steps_bench(const BenchLlamaOptions& options, ModelPlan plan) {
   StepsBench bench{std::move(plan), {}, {}};
-  const bool on_gpu = bench.plan.gpu != ModelPlan::kCpu;
+  const bool on_gpu = bench.plan.device.on_gpu();
   const std::int64_t context = bench.plan.model.config.context;
   for (const std::string& text : split_list(!options.tokens.empty() ? options.tokens
                                             : on_gpu                ? "0,32k,128k"
@@ -297,7 +297,7 @@ StepsBench steps_bench(const BenchLlamaOptions& options, ModelPlan plan) {
 
 int run(const BenchLlamaOptions& options) {
   if (ModelPlan plan = make_model_plan(options.model);
-      options.steps || (plan.gpu != ModelPlan::kCpu && plan.rank_count <= 1)) {
+      options.steps || (plan.device.on_gpu() && plan.rank_count <= 1)) {
     base::require(plan.rank_count <= 1, "--steps with --ranks {}; accepted: 1", plan.rank_count);
     base::require(options.runs.empty(), "--runs is {}; accepted: only without --steps", options.runs);
     return bench_llama_steps(steps_bench(options, std::move(plan)));

@@ -11,7 +11,6 @@
 #include "model/utf8.h"
 #include "model/weights.h"
 #include "options.h"
-#include "treeattn/cuda.h"
 #include "treeattn/error.h"
 
 namespace treeattn::tools {
@@ -19,18 +18,6 @@ namespace {
 
 // Ranks load their weights, and a piece of a prompt takes a while: longer than the library's default.
 constexpr double kModelDeadline = 120;
-
-int parse_device(const std::string& name) {
-  if (name.empty() || name == "cpu") return ModelPlan::kCpu;
-  const std::string prefix = "cuda:";
-  const bool indexed = name.starts_with(prefix);
-  base::require(name == "cuda" || indexed, "--device is \"{}\"; accepted: cpu, cuda, cuda:0, cuda:1 ...", name);
-  const int gpu = indexed ? static_cast<int>(parse_count("--device cuda:N", name.substr(prefix.size()), 0, 1023))
-                          : ModelPlan::kAnyGpu;
-  if (const std::string problem = cuda_problem(); !problem.empty())
-    throw Unavailable("--device " + name + ": " + problem);
-  return gpu;
-}
 
 std::string shape_names() {
   std::string out;
@@ -96,12 +83,11 @@ ModelPlan make_model_plan(const ModelOptions& options) {
       Seconds(options.deadline.empty() ? kModelDeadline : parse_real("--deadline", options.deadline, 0.001, 1e6));
   plan.rank_count = parse_count_or("--ranks", options.ranks, 1, 1024, 0);
   plan.threads = parse_count_or("--threads", options.threads, 1, 4096, 0);
-  plan.gpu = parse_device(options.device);
-  if (plan.gpu != ModelPlan::kCpu) plan.llama.gather_kv = true;  // as it is there, whatever is asked for
-  plan.llama.attention.link = parse_link(options.link, plan.gpu != ModelPlan::kCpu);
+  plan.device = parse_device(options.device);
+  if (plan.device.on_gpu()) plan.llama.gather_kv = true;  // as it is there, whatever is asked for
+  plan.llama.attention.link = parse_link(options.link, plan.device.on_gpu());
   // A GPU wants more rows at once.
-  plan.llama.chunks_per_piece =
-      parse_count_or("--piece", options.piece, 1, 1 << 20, plan.gpu == ModelPlan::kCpu ? 4 : 32);
+  plan.llama.chunks_per_piece = parse_count_or("--piece", options.piece, 1, 1 << 20, plan.device.on_gpu() ? 32 : 4);
   plan.model = options.model.empty() ? model::describe_random_model(options.random_weights, 1)
                                      : model::describe_model(options.model);
   return plan;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "device_option.h"
 #include "model/loaded_model.h"
 #include "treeattn/communicator.h"
 #include "treeattn/llama.h"
@@ -25,15 +26,13 @@ struct ModelOptions {
 
 // What they say, checked. Nothing of the model's weights has been read.
 struct ModelPlan {
-  static constexpr int kCpu = -1, kAnyGpu = -2;
-
   model::ModelDescription model;
   LlamaOptions llama;
   WeightFormat weights = WeightFormat::kAsStored;
   RankOptions ranks;
   int rank_count = 0;  // 0: not given
   int threads = 0;     // of a rank; 0: not given
-  int gpu = kCpu;      // its index, or one of the two above
+  Device device;       // cuda: the ranks of a machine go round its GPUs
 };
 
 // Throws InvalidArgument, BadFile; Unavailable for a GPU where there is none.
