@@ -141,7 +141,6 @@ TEST(CommThreads, MayReturnEarly) {
   });
 }
 
-// Buffers of messages that were given up: with an owner they live on, without one they are not touched any more.
 // A GPU's memory, played by memory whose bytes only its own copy knows how to read: it holds them inverted.
 struct Inverted {
   static constexpr std::size_t kBytes = 1 << 17, kRefused = 13;
@@ -211,6 +210,7 @@ TEST(CommThreads, ACopyThatFailsIsTheReceiversError) {
   });
 }
 
+// Buffers of messages that were given up: with an owner they live on, without one they are not touched any more.
 TEST(CommThreads, GivenUpMessagesAreSafe) {
   run_ranks(2, [](const World& world) {
     const int other = 1 - world->rank();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Llama is made of: weights, frequencies, the memory it needs, and its public face.
+// What a Llama is made of: weights, frequencies, the memory it needs, its public face, and what a session keeps.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,10 +7,14 @@
 #include <filesystem>
 #include <memory>
 #include <numbers>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "model/memory_need.h"
 #include "model/rope.h"
+#include "model/session_file.h"
+#include "model/stop_scanner.h"
 #include "small_llama.h"
 #include "treeattn/error.h"
 #include "treeattn/llama.h"
@@ -18,6 +22,7 @@
 namespace treeattn::model {
 namespace {
 
+using testing_model::random_tokens;
 using testing_model::small_config;
 using testing_model::SmallModel;
 
@@ -212,6 +217,75 @@ TEST(PublicLlama, GeneratesSavesAndGoesOn) {
   };
   EXPECT_EQ(on(1).size(), 20u);
   EXPECT_EQ(on(1), on(2));
+}
+
+TEST(StopScanner, HoldsBackWhatMayBecomeAStop) {
+  StopScanner scanner({"END", "</s>"});
+  EXPECT_EQ(scanner.next("abcE"), "abc");
+  EXPECT_EQ(scanner.next("N"), "");
+  EXPECT_EQ(scanner.next("e<"), "ENe");
+  EXPECT_EQ(scanner.next("/s"), "");
+  EXPECT_EQ(scanner.next(">tail"), "");
+  EXPECT_TRUE(scanner.stopped());
+  EXPECT_EQ(scanner.finish(), "");
+  // Any cut of any text gives the same.
+  const std::string text = "aaabaabaaababab";
+  for (std::size_t step = 1; step <= text.size(); ++step) {
+    StopScanner pieces({"abab", "baab"});
+    std::string shown;
+    for (std::size_t i = 0; i < text.size(); i += step) shown += pieces.next(text.substr(i, step));
+    shown += pieces.finish();
+    EXPECT_EQ(shown, text.substr(0, text.find("baab"))) << step;
+  }
+  // Also where one stop lies inside another: what is complete first ends the text.
+  for (std::size_t step = 1; step <= 5; ++step) {
+    const std::string line = "xabcd";
+    StopScanner inside({"abcd", "bc"}), together({"c", "abc"});
+    std::string shown, longer;
+    for (std::size_t i = 0; i < line.size(); i += step) {
+      shown += inside.next(line.substr(i, step));
+      longer += together.next(line.substr(i, step));
+    }
+    EXPECT_EQ(shown, "xa") << step;
+    EXPECT_EQ(longer, "x") << step;
+    EXPECT_TRUE(inside.stopped() && together.stopped()) << step;
+  }
+  StopScanner none({});
+  EXPECT_EQ(none.next("all"), "all");
+}
+
+TEST(SessionFile, ReadsWhatItWrote) {
+  SavedText text;
+  text.model = 77;
+  text.generation = 78;
+  text.pending = {1, 2, 3};
+  text.transcripts[0].append(random_tokens(100, 301, 1), Way::kBlocks);
+  text.transcripts[0].append(random_tokens(5, 301, 2), Way::kOneByOne);
+  text.transcripts[0].append(random_tokens(70, 301, 2), Way::kBlocks);
+  text.transcripts[3];
+  const std::vector<std::byte> bytes = encode(text);
+  EXPECT_EQ(parse_saved_text(bytes), text);
+  for (std::size_t i = 0; i < bytes.size(); i += 7) {
+    EXPECT_THROW(parse_saved_text(std::span(bytes).first(i)), InvalidArgument) << i;
+    std::vector<std::byte> damaged = bytes;
+    damaged[i] ^= std::byte{4};
+    EXPECT_THROW(parse_saved_text(damaged), InvalidArgument) << i;
+  }
+}
+
+TEST(Transcript, BlocksFollowTheGridAndTheWay) {
+  Transcript text;
+  text.append(random_tokens(100, 301, 1), Way::kBlocks);
+  text.append(random_tokens(2, 301, 1), Way::kOneByOne);
+  text.append(random_tokens(1, 301, 1), Way::kOneByOne);
+  text.append(random_tokens(60, 301, 1), Way::kBlocks);
+  EXPECT_EQ(text.segments().size(), 3u);
+  const auto alone = [](std::int64_t at) { return Block{at, 1, Way::kOneByOne}; };
+  const std::vector<Block> want = {{0, 64}, {64, 36}, alone(100), alone(101), alone(102), {103, 25}, {128, 35}};
+  EXPECT_EQ(text.blocks(0, 163, 64), want);
+  EXPECT_EQ(text.blocks(64, 64, 64), std::vector<Block>(want.begin() + 1, want.end() - 1));
+  text.truncate(101);
+  EXPECT_EQ(text.blocks(64, 37, 64), std::vector<Block>(want.begin() + 1, want.begin() + 3));
 }
 
 }  // namespace

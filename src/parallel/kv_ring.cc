@@ -170,11 +170,11 @@ void KvRing::work(std::span<const RingPiece> pieces, const plan::NodeSet& nodes,
   const std::int64_t longest = *std::max_element(lengths_.begin(), lengths_.end());
   const auto slots = static_cast<std::size_t>(plan::chunk_count(store_.config().order, longest));
   batch.table.assign(slots * lengths_.size(), kNoPage);
-  std::size_t next = reached_ ? first_page : 0, pages = 0;
+  const std::size_t begin = reached_ ? first_page : 0;
+  std::size_t next = begin;
   for (const RingPiece& piece : pieces) {
     for (const RingPiece::Page& page : piece.pages) {
       batch.table[page.sequence * slots + static_cast<std::size_t>(page.chunk)] = static_cast<std::int32_t>(next++);
-      ++pages;
     }
   }
   batch.device = store_.device();
@@ -182,7 +182,7 @@ void KvRing::work(std::span<const RingPiece> pieces, const plan::NodeSet& nodes,
     memory.bind(batch);
     return body(batch, nodes);
   }
-  const PageMemory on_gpu = memory.copied(store_.pool().shared_backend(), first_page, pages);
+  const PageMemory on_gpu = memory.copied(store_.pool().shared_backend(), first_page, next - begin);
   on_gpu.bind(batch);
   body(batch, nodes);
 }
