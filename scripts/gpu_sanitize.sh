@@ -41,7 +41,7 @@ done <<'LIST'
 twos     attention_cuda_test  *.ByteHeadsInTwos:*.ByteHeadsDoNotMix               1
 norms    model_ops_cuda_test  *.MapsOfNormalisedRows                              8
 cases    attention_cuda_test  *.CaseList                                         24
-prompts  prefill_cuda_test    *.EveryShape                                       25
+prompts  prefill_cuda_test    *.EveryShape                                       21
 layer    model_ops_cuda_test  *.CallsThatDoSeveralThingsDoThemAlike               8
 int8     model_ops_cuda_test  *.Int8WeightsOfEveryKind                            8
 linear   model_ops_cuda_test  *.LinearIsWithinItsBound                           29

@@ -115,6 +115,19 @@ inline std::vector<kernels::Case> prefill_cases() {
   shape.window = 150;
   shape.sinks = true;
   cases.push_back(shape);
+  shape = cases.front();
+  shape.name = "prefill, bfloat16 queries, int8 cache";
+  shape.q_type = DType::kBFloat16;
+  shape.k_type = shape.v_type = DType::kInt8;
+  shape.head_dim = shape.v_dim = 128;
+  cases.push_back(shape);
+  shape.name = "prefill, bfloat16 queries, fp8 cache, window";
+  shape.k_type = shape.v_type = DType::kFp8E4M3;
+  shape.fp8_scales = true;
+  shape.order = {64, 8, Placement::kContiguous, 128};
+  shape.head_dim = shape.v_dim = 64;
+  shape.window = 150;
+  cases.push_back(shape);
   return cases;
 }
 

@@ -31,8 +31,9 @@ CacheAttention::CacheAttention(KvCache& cache, std::int64_t heads, const Paralle
 
 DType CacheAttention::query_type() const {
   const DType type = cache_.config().k_type;
-  const bool narrow = type == DType::kFloat16 || type == DType::kBFloat16;
-  return narrow ? type : DType::kFloat32;
+  if (type == DType::kFloat16 || type == DType::kBFloat16) return type;
+  // A GPU's prefill widens 8-bit keys to bfloat16, and multiplies them by such.
+  return device() != nullptr && dtype_size(type) == 1 ? DType::kBFloat16 : DType::kFloat32;
 }
 
 const void* CacheAttention::queries_on_gpu(const float* q, std::int64_t rows) {

@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "kernels/cuda/error_model.h"
+#include "kernels/cuda/ranks/rank_device.h"
 #include "model/llama.h"
 #include "model_text.h"
+#include "parallel/kv_store.h"
 #include "rounded_llama.h"
 #include "small_llama.h"
 #include "temporary_directory.h"
@@ -128,6 +130,25 @@ TEST_F(LlamaCuda, SameTextWithEveryTypeOfTheCacheAndOfTheWeights) {
             << dtype_name(stored) << ", cache " << dtype_name(type);
       }
     }
+  }
+}
+
+// Of a type that is narrower than float32: by the kernel for many queries, where there is one, with the same bits on
+// any number of ranks.
+TEST_F(LlamaCuda, PromptsOfEveryNarrowCache) {
+  const GpuModel model(wide_config());
+  const CudaDevice gpu = cuda_devices().front();
+  const bool hopper = gpu.compute_major == 9 && gpu.compute_minor == 0;
+  for (const DType type : {DType::kBFloat16, DType::kFloat16, DType::kInt8, DType::kFp8E4M3}) {
+    LlamaOptions options = small_options();
+    options.kv_type = type;
+    EXPECT_EQ(difference(on_ranks(1, model, options, 333, 12), on_ranks(3, model, options, 333, 12)), "")
+        << "cache " << dtype_name(type);
+    const auto ops = kernels::cuda_model_ops(kGpu);
+    ThreadPool pool(1);
+    Llama llama(model.weights, self_communicator(), *ops, pool, options);
+    llama.prefill(llama.add_sequence(), random_tokens(128, wide_config().vocab, 7), {});
+    EXPECT_EQ(llama.cache().store().device()->kernel() == "prefill", hopper) << "cache " << dtype_name(type);
   }
 }
 

@@ -154,7 +154,8 @@ KvView joined(KvView view, int heads) {
 
 bool make_tensor_maps(const Problem& problem, const Launch& launch, AttentionParams& params) {
   const auto make = [&](const KvView& view, TensorMap& map) {
-    return make_tensor_map(joined(view, launch.limits.kv_heads), problem.first_key, launch.tile, map);
+    return make_tensor_map(joined(view, launch.limits.kv_heads), problem.first_key, launch.tile, launch.whole_lines,
+                           map);
   };
   return make(problem.k, params.k_map) && make(problem.v, params.v_map);
 }
@@ -179,8 +180,8 @@ Launch prepare_launch(const Problem& problem, int multiprocessors, AttentionPara
   const int rows = static_cast<int>(std::min<std::int64_t>(problem.group() * problem.q.queries, 16));
   Launch launch = find_prefill(params);
   if (launch.kernel != nullptr) {
-    params.tensor_copies =
-        make_tensor_maps(problem, launch, params) && make_tensor_map(rows_of(problem.q), 0, launch.tile, params.q_map);
+    params.tensor_copies = make_tensor_maps(problem, launch, params) &&
+                           make_tensor_map(rows_of(problem.q), 0, launch.tile, false, params.q_map);
     if (!params.tensor_copies) launch = {};
   }
   if (launch.kernel == nullptr) {

@@ -27,7 +27,7 @@ PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
 
 }  // namespace
 
-bool make_tensor_map(const KvView& view, std::int64_t first_key, int tile, TensorMap& map) {
+bool make_tensor_map(const KvView& view, std::int64_t first_key, int tile, bool whole_lines, TensorMap& map) {
   static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
   if (!code_is_for_hopper()) return false;
   const bool paged = view.page_tokens > 0;
@@ -45,10 +45,11 @@ bool make_tensor_map(const KvView& view, std::int64_t first_key, int tile, Tenso
   };
   const cuuint64_t strides[3] = {bytes(view.head_stride, view.kv_heads), bytes(view.token_stride, tokens),
                                  bytes(outer_stride, outer)};
-  const bool narrow = view.head_dim * size <= 64;  // PieceCopy::kPitch
+  const bool half_line = view.head_dim * size <= 64;
+  const bool narrow = half_line && !whole_lines;  // PieceCopy::kPitch
   // Of a line that two heads share, the second finds its half in the L2 cache.
   const CUtensorMapL2promotion promotion =
-      narrow ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_NONE;
+      half_line ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_NONE;
   const cuuint32_t box[4] = {static_cast<cuuint32_t>((narrow ? 64 : 128) / size), 1, static_cast<cuuint32_t>(tile), 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUtensorMapDataType type = size == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;

@@ -34,7 +34,8 @@ inline ErrorModel error_model(std::string_view kernel, const Problem& problem) {
   }
   if (kernel == "prefill") {
     model.unit_roundoff = 0x1p-22;
-    // A weight is one number of 8 bits, or of 11, and exp2's error comes with it.
+    // A weight is one number of 8 bits, or of 11, and exp2's error comes with it. Of 8-bit K and V that number, of 8
+    // bits, is the weight with its value's scale; the elements are exact, and so is q, which is bfloat16.
     const bool half = problem.v.dtype == DType::kFloat16;
     model.weight_error = (half ? 0x1p-11 : 0x1p-8) + 0x1p-21;
     if (half) model.weight_floor = 0x1p-39;

@@ -30,11 +30,12 @@ struct Launch {
   std::size_t shared_bytes = 0;
   const char* name = "";
   ItemLimits limits;
-  int tile = 0;         // keys of a piece, where tensor copies can bring them
-  int slots = 0;        // blocks that run at the same time
-  int ring_bytes = 0;   // of K and V that a block has on their way
-  int ring_tokens = 0;  // and keys; 0: unknown
-  int busy = 0;         // blocks that are enough to keep the memory busy
+  int tile = 0;              // keys of a piece, where tensor copies can bring them
+  bool whole_lines = false;  // and every row of these has 128 bytes to itself
+  int slots = 0;             // blocks that run at the same time
+  int ring_bytes = 0;        // of K and V that a block has on their way
+  int ring_tokens = 0;       // and keys; 0: unknown
+  int busy = 0;              // blocks that are enough to keep the memory busy
   bool takes_items = false;
   // Started afterwards: computes rows again that came out not finite.
   void (*redo)(AttentionParams) = nullptr;
@@ -47,6 +48,9 @@ inline constexpr int kRedoThreads = 256;
 // Parts of find_prefill.
 Launch find_prefill_bf16(int dim);
 Launch find_prefill_f16(int dim);
+// K and V 8-bit, q bfloat16.
+Launch find_prefill_int8(int dim);
+Launch find_prefill_fp8(int dim);
 // Adds what computes bad rows again. levels: of the largest node.
 void add_redo(const AttentionParams& params, int levels, Launch& launch);
 

@@ -4,7 +4,7 @@
 // type Sum first, kParts tiles of them for every eight keys, which `finish` turns into floats.
 #pragma once
 
-#include "kernels/cuda/decode/byte_elements.cuh"
+#include "kernels/cuda/byte_elements.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace treeattn::kernels::cuda {

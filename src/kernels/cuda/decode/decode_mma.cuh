@@ -11,12 +11,12 @@
 #include <algorithm>
 
 #include "kernels/cuda/decode/leaf_merge.cuh"
-#include "kernels/cuda/decode/piece_scales.cuh"
 #include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/generic_node.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/piece_copy.cuh"
+#include "kernels/cuda/piece_scales.cuh"
 #include "kernels/cuda/weights.cuh"
 
 namespace treeattn::kernels::cuda {

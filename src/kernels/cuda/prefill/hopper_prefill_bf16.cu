@@ -3,6 +3,6 @@
 
 namespace treeattn::kernels::cuda {
 
-Launch find_prefill_bf16(int dim) { return prefill_launch<__nv_bfloat16>(dim); }
+Launch find_prefill_bf16(int dim) { return prefill_launch<SameElements<__nv_bfloat16>>(dim); }
 
 }  // namespace treeattn::kernels::cuda

@@ -3,6 +3,6 @@
 
 namespace treeattn::kernels::cuda {
 
-Launch find_prefill_f16(int dim) { return prefill_launch<__half>(dim); }
+Launch find_prefill_f16(int dim) { return prefill_launch<SameElements<__half>>(dim); }
 
 }  // namespace treeattn::kernels::cuda

@@ -3,21 +3,23 @@
 // the state of a leaf.
 #pragma once
 
+#include "kernels/cuda/prefill/prefill_elements.cuh"
 #include "kernels/cuda/prefill/prefill_ring.cuh"
 #include "kernels/cuda/prefill/prefill_state.cuh"
 #include "kernels/cuda/prefill/warpgroup.cuh"
-#include "kernels/cuda/weights.cuh"
 
 namespace treeattn::kernels::cuda {
 
 // One warpgroup: 64 rows. A thread has rows 16 warp + lane / 4 and that plus 8.
-template <class T, int kDim>
+template <class Elements, int kDim>
 class PrefillGroup {
  public:
-  using Layout = PrefillLayout<kDim>;
+  using T = typename Elements::Type;
+  using Ring = PrefillRing<Elements, kDim>;
+  using Layout = typename Ring::Layout;
 
-  __device__ __forceinline__ PrefillGroup(const AttentionParams& params, const PrefillRing<kDim>& from,
-                                          std::byte* shared, int number)
+  __device__ __forceinline__ PrefillGroup(const AttentionParams& params, const Ring& from, std::byte* shared,
+                                          int number)
       : p(params),
         ring(from),
         group(number),
@@ -34,7 +36,7 @@ class PrefillGroup {
       item = ring.items + phase;
       if (item->number < 0) return;
       if (item->empty) {
-        release(ring.queries_free, 0);
+        arrive(ring.queries_free, 0);
         state.clear();
 #pragma unroll
         for (int i = 0; i < kDim / 2; ++i) state.o[i] = 0.0f;
@@ -57,11 +59,6 @@ class PrefillGroup {
     ring.keys_there.wait(at.stage, at.phase);
     return &ring.note(at);
   }
-  // This thread needs a stage no more. Every thread says so for itself: what one of a warp says for all others is in
-  // order too, but racecheck does not see that.
-  __device__ __forceinline__ void release(const StageBarriers& barriers, int stage) const {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];\n" ::"r"(barriers.address + 8 * stage) : "memory");
-  }
 
   // The states of the item.
   __device__ __forceinline__ void attend() {
@@ -75,8 +72,8 @@ class PrefillGroup {
     products_commit();
     products_wait<0>();
     pin(s);
-    release(ring.keys_free, at.stage);
-    if (note->next < 0) release(ring.queries_free, 0);
+    arrive(ring.keys_free, at.stage);
+    if (note->next < 0) arrive(ring.queries_free, 0);
     float shrink[2];
     weigh(s, *note, shrink);
     round_weights(s, weights);
@@ -95,20 +92,16 @@ class PrefillGroup {
       if (kTurns) barrier_arrive(kTurn + 1 - group, 256);
       products_wait<1>();
       pin(s);
-      release(ring.keys_free, at.stage);
-      if (after->next < 0) release(ring.queries_free, 0);
+      arrive(ring.keys_free, at.stage);
+      if (after->next < 0) arrive(ring.queries_free, 0);
       const float done_m[2] = {state.m[0], state.m[1]}, done_l[2] = {state.l[0], state.l[1]};
       fresh = note->next != note->leaf;
       if (fresh) state.clear();
       weigh(s, *after, shrink);
-      // Nobody reads this, but it keeps the assembler from putting the wait before the weights, which are to be made
-      // while the values are multiplied.
-      asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(ring.memory + Layout::kMarks + 4 * (group * 128 + thread)),
-                   "f"(state.l[0] + state.l[1])
-                   : "memory");
+      mark(state.l[0] + state.l[1]);
       products_wait<0>();
       pin(state.o);
-      release(ring.values_free, stage);
+      arrive(ring.values_free, stage);
       if (fresh) {
         const float new_m[2] = {state.m[0], state.m[1]}, new_l[2] = {state.l[0], state.l[1]};
         state.set_sums(done_m, done_l);
@@ -126,7 +119,7 @@ class PrefillGroup {
     products_commit();
     products_wait<0>();
     pin(state.o);
-    release(ring.values_free, at.stage);
+    arrive(ring.values_free, at.stage);
     at.advance();
     state.end_leaf(*note);
   }
@@ -148,10 +141,13 @@ class PrefillGroup {
       Products<T, kDim>::start_values(state.o, weights + 4 * step, v + step * (16 * 128 / 16), step > 0 || add);
     }
   }
-  // Waits for the values of a tile. Those that are not its keys become zeros: a weight of zero times garbage may not
-  // be zero.
+  // Waits for the values of a tile.
   __device__ __forceinline__ void take_values(const PrefillNote& note) const {
     ring.values_there.wait(at.stage, at.phase);
+    if constexpr (!Elements::kWidened) clear_others(note);
+  }
+  // Values that are not those of its keys become zeros: a weight of zero times garbage may not be zero.
+  __device__ __forceinline__ void clear_others(const PrefillNote& note) const {
     if (!note.cut()) return;
     for (int i = thread; i < Layout::kParts * kPrefillTile * 8; i += 128) {
       const int token = note.first + i / 8 % kPrefillTile;
@@ -167,6 +163,7 @@ class PrefillGroup {
 
   // Logits become weights; m and l move to the new maximum, o has to shrink likewise.
   __device__ __forceinline__ void weigh(float (&s)[kPrefillTile / 2], const PrefillNote& note, float (&shrink)[2]) {
+    if constexpr (Elements::kWidened) multiply_columns(s, ring.scales(at.stage));
     if (note.masked != 0) hide(s, note);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -176,7 +173,7 @@ class PrefillGroup {
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
       top = fmaxf(top * log2_scale, state.m[half]);
-      const float reference = top == merge::kEmptyMax ? 0.0f : top - kWeightShift<T>;
+      const float reference = top == merge::kEmptyMax ? 0.0f : top - Elements::kShift;
       shrink[half] = state.m[half] == top ? 1.0f : exp2_fast(state.m[half] - top);
       float sums[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -190,6 +187,20 @@ class PrefillGroup {
       }
       state.l[half] = __fmaf_rn(state.l[half], shrink[half], sums[0] + sums[1]);
       state.m[half] = top;
+    }
+    if constexpr (Elements::kWidened) {
+      multiply_columns(s, ring.scales(at.stage) + PrefillScales::kCount * 4);
+      arrive(ring.scales_free, at.stage);
+    }
+  }
+  // Each column times the scale of its key, or of its value.
+  __device__ __forceinline__ void multiply_columns(float (&s)[kPrefillTile / 2], std::uint32_t scales) const {
+#pragma unroll
+    for (int j = 0; j < kPrefillTile / 8; ++j) {
+      std::uint32_t pair[2];
+      load_shared<8>(pair, scales + PrefillScales::offset(j, 0) + lane % 4 * 8);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[4 * j + i] *= __uint_as_float(pair[i % 2]);
     }
   }
   __device__ __forceinline__ void hide(float (&s)[kPrefillTile / 2], const PrefillNote& note) const {
@@ -209,6 +220,16 @@ class PrefillGroup {
       }
     }
   }
+  // Nobody reads this, but it keeps the assembler from putting the wait before the weights, which are to be made while
+  // the values are multiplied. Where scales take the room a byte has to do.
+  __device__ __forceinline__ void mark(float made) const {
+    const std::uint32_t to = ring.memory + Layout::kMarks + Layout::kMarkBytes * (group * 128 + thread);
+    if constexpr (Layout::kMarkBytes == 1) {
+      asm volatile("st.shared.u8 [%0], %1;\n" ::"r"(to), "r"(__float_as_uint(made)) : "memory");
+    } else {
+      asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(to), "f"(made) : "memory");
+    }
+  }
   __device__ __forceinline__ static void round_weights(const float (&s)[kPrefillTile / 2],
                                                        std::uint32_t (&weights)[kPrefillTile / 4]) {
 #pragma unroll
@@ -216,12 +237,12 @@ class PrefillGroup {
   }
 
   const AttentionParams& p;
-  const PrefillRing<kDim>& ring;
+  const Ring& ring;
   const int group, thread, lane;
   const std::uint32_t queries;
   const float log2_scale;
   const PrefillItem* item;
-  PrefillState<T, kDim> state;
+  PrefillState<Elements, kDim> state;
   RingPlace<Layout::kStages> at;
 };
 

@@ -4,14 +4,14 @@
 #pragma once
 
 #include "kernels/cuda/merge_tail.cuh"
+#include "kernels/cuda/prefill/prefill_elements.cuh"
 #include "kernels/cuda/prefill/prefill_ring.cuh"
-#include "kernels/cuda/weights.cuh"
 
 namespace treeattn::kernels::cuda {
 
 // What a thread of a warpgroup has of the states of 64 rows: of rows 16 warp + lane / 4 and that plus 8, as the sums of
 // products lie (warpgroup.cuh).
-template <class T, int kDim>
+template <class Elements, int kDim>
 class PrefillState {
  public:
   __device__ __forceinline__ PrefillState(const AttentionParams& params, std::byte* shared, int number)
@@ -19,7 +19,8 @@ class PrefillState {
         group(number),
         thread(static_cast<int>(threadIdx.x) % 128),
         lane(static_cast<int>(threadIdx.x) % 32),
-        next_leaf(reinterpret_cast<float4*>(shared + PrefillLayout<kDim>::kWaiting) + number * kUnits * 128 + thread) {}
+        next_leaf(reinterpret_cast<float4*>(shared + PrefillLayout<Elements, kDim>::kWaiting) + number * kUnits * 128 +
+                  thread) {}
 
   float o[kDim / 2];
   float m[2], l[2];      // l: this thread's keys only, until the leaf ends
@@ -52,7 +53,8 @@ class PrefillState {
       l[half] += __shfl_xor_sync(~0u, l[half], 1);
       l[half] += __shfl_xor_sync(~0u, l[half], 2);
     }
-    if constexpr (kWeightShift<T> != 0.0f) {
+    if constexpr (Elements::kShift != 0.0f) {
+      static_assert(Elements::kShift == 14.0f);
       constexpr float kUnit = 0x1p-14f;
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) o[i] *= kUnit;

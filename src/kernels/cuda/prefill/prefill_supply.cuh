@@ -7,11 +7,12 @@
 namespace treeattn::kernels::cuda {
 
 // The warp that brings q, K and V: one thread of it.
-template <int kDim>
+template <class Elements, int kDim>
 class PrefillSupply {
  public:
-  using Layout = PrefillLayout<kDim>;
-  __device__ PrefillSupply(const AttentionParams& params, const PrefillRing<kDim>& to) : p(params), ring(to) {}
+  using Ring = PrefillRing<Elements, kDim>;
+  using Layout = typename Ring::Layout;
+  __device__ PrefillSupply(const AttentionParams& params, const Ring& to) : p(params), ring(to) {}
 
   __device__ void run() {
     // The first item is given, the others go to whoever comes first.
@@ -29,11 +30,12 @@ class PrefillSupply {
 
  private:
   static constexpr int kBoxBytes = kPrefillBox * 128;
+  static constexpr int kKvParts = Elements::kWidened ? 1 : Layout::kParts;  // as they come
 
   __device__ void bring_item(int number) {
     const WorkItem item = p.items[number];
     const ItemKeys keys = ItemKeys::of_many(p, item);
-    const RowSource k_rows(p.k, item, 2), v_rows(p.v, item, 2);
+    const RowSource k_rows(p.k, item, Elements::kBytes), v_rows(p.v, item, Elements::kBytes);
     const int level = 32 - __clz(keys.leaf_step);
     PieceWalk<kPrefillTile, 1> walk(LeafWalk(keys), 0);
     Piece piece = walk.next(keys);
@@ -44,9 +46,10 @@ class PrefillSupply {
       note.masked = note.cut() || note.first < keys.all_begin || note.first + kPrefillTile > keys.all_end;
       ring.keys_free.wait(at.stage, at.phase ^ 1);
       ring.note(at) = note;
-      bring_tile(ring.keys(at.stage), ring.keys_there.address + 8 * at.stage, p.k_map, k_rows, item.kv_head, piece);
+      bring_tile(ring.keys(at.stage), ring.keys_brought.address + 8 * at.stage, p.k_map, k_rows, item.kv_head, piece);
       ring.values_free.wait(at.stage, at.phase ^ 1);
-      bring_tile(ring.values(at.stage), ring.values_there.address + 8 * at.stage, p.v_map, v_rows, item.kv_head, piece);
+      bring_tile(ring.values(at.stage), ring.values_brought.address + 8 * at.stage, p.v_map, v_rows, item.kv_head,
+                 piece);
       at.advance();
       piece = after;
     }
@@ -79,12 +82,12 @@ class PrefillSupply {
     constexpr int kBoxes = kPrefillTile / kPrefillBox;
     int boxes = 0;
     for (int box = 0; box < kBoxes; ++box) boxes += needed(box) ? 1 : 0;
-    expect(barrier, boxes * Layout::kParts * kBoxBytes);
+    expect(barrier, boxes * kKvParts * kBoxBytes);
     for (int box = 0; box < kBoxes; ++box) {
       if (!needed(box)) continue;
       const MapPlace place(rows, piece.first + box * kPrefillBox);
 #pragma unroll
-      for (int part = 0; part < Layout::kParts; ++part) {
+      for (int part = 0; part < kKvParts; ++part) {
         start_box(to + part * Layout::kPartBytes + box * kBoxBytes, barrier, map, place, head, part * 64);
       }
     }
@@ -94,7 +97,7 @@ class PrefillSupply {
   }
 
   const AttentionParams& p;
-  const PrefillRing<kDim>& ring;
+  const Ring& ring;
   RingPlace<Layout::kStages> at;
   unsigned item_phase = 0;
 };

@@ -218,8 +218,8 @@ void NodePlan::step(const KvView& k, const KvView& v, float* out, std::uint16_t*
   p.k.data = static_cast<const std::byte*>(k.data);
   p.v.data = static_cast<const std::byte*>(v.data);
   if (p.tensor_copies) {
-    p.tensor_copies = make_tensor_map(k, p.first_key, step_launch_.tile, p.k_map) &&
-                      make_tensor_map(v, p.first_key, step_launch_.tile, p.v_map);
+    p.tensor_copies = make_tensor_map(k, p.first_key, step_launch_.tile, step_launch_.whole_lines, p.k_map) &&
+                      make_tensor_map(v, p.first_key, step_launch_.tile, step_launch_.whole_lines, p.v_map);
   }
   p.out = out;
   p.rounded_out = rounded_out;
