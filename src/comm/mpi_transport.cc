@@ -6,6 +6,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <string_view>
@@ -14,7 +15,7 @@
 #include <vector>
 
 #include "comm/group.h"
-#include "comm/mpi_pieces.h"
+#include "comm/mpi_blocks.h"
 #include "comm/topology.h"
 #include "comm/transport.h"
 #include "treeattn/communicator.h"
@@ -48,28 +49,52 @@ void check(int code, const char* call) {
 struct MpiOperation final : Operation {
   bool receiving = false;
   int other = 0;
-  int tag = 0;
   bool failed = false;      // it will never be done
   bool wrong_size = false;  // of the message that came
   std::size_t bytes = 0;
-  std::vector<MPI_Request> pieces;
-  std::size_t done = 0;  // pieces
+  std::vector<MPI_Request> pieces;  // one; more in a simulation, where the size of a message is an int
+  std::size_t done = 0;             // pieces
 
-  // Each side cuts the size that it knows. By the size of its first piece, a message tells how many there are: longer
-  // than all that goes whole, and by so many bytes as pieces follow. A receive that knows another number meets another
-  // size than its own at once. In a simulation the pieces are equal instead: on a link that is shared fairly a message
-  // gets the same share from its beginning to its end.
-  std::size_t first_bytes() const {
-    if (pieces.size() == 1) return bytes;
-    return kSimulated ? (bytes + pieces.size() - 1) / pieces.size() : largest_piece + pieces.size() - 1;
-  }
-  // The bytes before a piece. Those after the first are equal, but that some have a byte more.
+  // The bytes before a piece. Pieces are equal, but that some have a byte more: on a link that is shared fairly a
+  // message gets the same share from its beginning to its end.
   std::size_t begin_of(std::size_t piece) const {
-    if (piece == 0) return 0;
-    const std::size_t first = first_bytes(), others = std::max<std::size_t>(1, pieces.size() - 1);
-    return first + (piece - 1) * ((bytes - first) / others) + std::min(piece - 1, (bytes - first) % others);
+    return piece * (bytes / pieces.size()) + std::min(piece, bytes % pieces.size());
   }
-  int bytes_of(std::size_t piece) const { return static_cast<int>(begin_of(piece + 1) - begin_of(piece)); }
+  std::size_t bytes_of(std::size_t piece) const { return begin_of(piece + 1) - begin_of(piece); }
+};
+
+// So many bytes as MPI counts them, in int: those of a long message are blocks and a rest, in a type of its own. So
+// every message is one for MPI, and a receive of another size takes that one and no other.
+class Length {
+ public:
+  explicit Length(std::size_t bytes) {
+    if (bytes <= largest_block) {
+      count_ = static_cast<int>(bytes);
+      return;
+    }
+    MPI_Datatype block = MPI_DATATYPE_NULL;
+    check(MPI_Type_contiguous(static_cast<int>(largest_block), MPI_BYTE, &block), "MPI_Type_contiguous");
+    const std::array<int, 2> counts = {static_cast<int>(bytes / largest_block),
+                                       static_cast<int>(bytes % largest_block)};
+    const std::array<MPI_Aint, 2> places = {0, static_cast<MPI_Aint>(bytes - bytes % largest_block)};
+    const std::array<MPI_Datatype, 2> types = {block, MPI_BYTE};
+    check(MPI_Type_create_struct(2, counts.data(), places.data(), types.data(), &type_), "MPI_Type_create_struct");
+    check(MPI_Type_commit(&type_), "MPI_Type_commit");
+    MPI_Type_free(&block);
+  }
+  // Messages under way keep what they need of it.
+  ~Length() {
+    if (type_ != MPI_BYTE) MPI_Type_free(&type_);
+  }
+  Length(const Length&) = delete;
+  Length& operator=(const Length&) = delete;
+
+  int count() const { return count_; }
+  MPI_Datatype type() const { return type_; }
+
+ private:
+  int count_ = 1;
+  MPI_Datatype type_ = MPI_BYTE;
 };
 
 // MPI is one thing of the whole process, and so is this. Never destroyed: the other side of a message that was given up
@@ -160,16 +185,18 @@ class MpiTransport final : public Transport {
 
   std::shared_ptr<Operation> send(int to, int tag, std::span<const std::byte> data,
                                   std::shared_ptr<const void> owner) override {
-    return start(false, to, tag, data.size(), std::move(owner), [&](std::size_t at, int bytes, MPI_Request* request) {
-      return MPI_Isend(data.data() + at, bytes, MPI_BYTE, to, tag, data_, request);
-    });
+    return start(false, to, data.size(), std::move(owner),
+                 [&](std::size_t at, const Length& length, MPI_Request* request) {
+                   return MPI_Isend(data.data() + at, length.count(), length.type(), to, tag, data_, request);
+                 });
   }
 
   std::shared_ptr<Operation> receive(int from, int tag, std::span<std::byte> data,
                                      std::shared_ptr<const void> owner) override {
-    return start(true, from, tag, data.size(), std::move(owner), [&](std::size_t at, int bytes, MPI_Request* request) {
-      return MPI_Irecv(data.data() + at, bytes, MPI_BYTE, from, tag, data_, request);
-    });
+    return start(true, from, data.size(), std::move(owner),
+                 [&](std::size_t at, const Length& length, MPI_Request* request) {
+                   return MPI_Irecv(data.data() + at, length.count(), length.type(), from, tag, data_, request);
+                 });
   }
 
   bool test(Operation& operation) override {
@@ -181,7 +208,7 @@ class MpiTransport final : public Transport {
       int flag = 0;
       MPI_Status status;
       const int code = MPI_Test(&message.pieces[message.done], &flag, &status);
-      if (code != MPI_SUCCESS) return fail(message, code, &status);
+      if (code != MPI_SUCCESS) return fail(message, code);
       if (flag == 0) return false;
       if (message.receiving) check_size(message, status);
     }
@@ -204,8 +231,8 @@ class MpiTransport final : public Transport {
     std::erase_if(outgoing_, [](const auto& earlier) { return is_over(*earlier); });
     auto owner = std::make_shared<std::vector<std::byte>>(std::move(note));
     auto operation =
-        start(false, to, kNoteTag, owner->size(), owner, [&](std::size_t, int bytes, MPI_Request* request) {
-          return MPI_Isend(owner->data(), bytes, MPI_BYTE, to, kNoteTag, notes_, request);
+        start(false, to, owner->size(), owner, [&](std::size_t, const Length& length, MPI_Request* request) {
+          return MPI_Isend(owner->data(), length.count(), length.type(), to, kNoteTag, notes_, request);
         });
     outgoing_.push_back(std::move(operation));
   }
@@ -221,8 +248,8 @@ class MpiTransport final : public Transport {
       auto buffer = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(bytes));
       const int from = status.MPI_SOURCE;
       incoming_ =
-          start(true, from, kNoteTag, buffer->size(), buffer, [&](std::size_t, int count, MPI_Request* request) {
-            return MPI_Irecv(buffer->data(), count, MPI_BYTE, from, kNoteTag, notes_, request);
+          start(true, from, buffer->size(), buffer, [&](std::size_t, const Length& length, MPI_Request* request) {
+            return MPI_Irecv(buffer->data(), length.count(), length.type(), from, kNoteTag, notes_, request);
           });
       note_ = std::move(buffer);
     }
@@ -257,17 +284,17 @@ class MpiTransport final : public Transport {
 
  private:
   template <class Post>
-  std::shared_ptr<MpiOperation> start(bool receiving, int other, int tag, std::size_t bytes,
-                                      std::shared_ptr<const void> owner, const Post& post) {
+  std::shared_ptr<MpiOperation> start(bool receiving, int other, std::size_t bytes, std::shared_ptr<const void> owner,
+                                      const Post& post) {
     auto message = std::make_shared<MpiOperation>();
     message->owner = std::move(owner);
     message->receiving = receiving;
     message->other = other;
-    message->tag = tag;
     message->bytes = bytes;
-    message->pieces.assign(std::max<std::size_t>(1, (bytes + largest_piece - 1) / largest_piece), MPI_REQUEST_NULL);
+    const std::size_t blocks = std::max<std::size_t>(1, (bytes + largest_block - 1) / largest_block);
+    message->pieces.assign(kSimulated ? blocks : 1, MPI_REQUEST_NULL);
     for (std::size_t i = 0; i < message->pieces.size(); ++i) {
-      const int code = post(message->begin_of(i), message->bytes_of(i), &message->pieces[i]);
+      const int code = post(message->begin_of(i), Length(message->bytes_of(i)), &message->pieces[i]);
       if (code != MPI_SUCCESS) {
         fail(*message, code);
         break;
@@ -277,24 +304,28 @@ class MpiTransport final : public Transport {
   }
 
   // A message that did not fit is a mistake of the program; of any other error the other side is taken to be the cause.
-  bool fail(MpiOperation& message, int code, const MPI_Status* status = nullptr) {
+  bool fail(MpiOperation& message, int code) {
     message.failed = true;
     int error_class = MPI_SUCCESS;
     MPI_Error_class(code, &error_class);
-    if (error_class == MPI_ERR_TRUNCATE && status) refuse_size(message, *status);
+    if (error_class == MPI_ERR_TRUNCATE) refuse_size(message);
     gone_[static_cast<std::size_t>(message.other)] = true;
     return false;
   }
 
   static std::size_t bytes_that_came(const MPI_Status& status) {
+#ifdef TREEATTN_SMPI
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
-    return static_cast<std::size_t>(std::max(0, bytes));
+#else
+    MPI_Count bytes = 0;
+    MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
+#endif
+    return static_cast<std::size_t>(bytes);
   }
 
   void check_size(MpiOperation& message, const MPI_Status& status) {
-    const auto expected = static_cast<std::size_t>(message.bytes_of(message.done));
-    if (bytes_that_came(status) != expected) refuse_size(message, status);
+    if (bytes_that_came(status) != message.bytes_of(message.done)) refuse_size(message);
   }
 
   // Waiting in a simulation. Polling takes no time there, so that nothing would ever arrive: test() only says what has
@@ -315,25 +346,9 @@ class MpiTransport final : public Transport {
     ++message.done;
   }
 
-  [[noreturn]] void refuse_size(MpiOperation& message, const MPI_Status& status) {
+  [[noreturn]] static void refuse_size(MpiOperation& message) {
     message.wrong_size = true;
-    if constexpr (!kSimulated) take_rest(message, status);
     throw_wrong_size(message);
-  }
-
-  // The pieces that follow a refused one must not be taken for the next message. After the first piece there are as
-  // many as that tells, by its whole size (which Open MPI knows also of a message that did not fit); after another one
-  // as many as this receive has. Receives of nothing are for those that it has not. Those that it has too many have
-  // taken what came meanwhile.
-  void take_rest(MpiOperation& message, const MPI_Status& status) {
-    if (message.done > 0) return;
-    const std::size_t first = bytes_that_came(status), own = message.pieces.size() - 1;
-    const std::size_t coming = first > largest_piece ? first - largest_piece : 0;
-    for (std::size_t i = coming; i < own; ++i) MPI_Cancel(&message.pieces[i + 1]);
-    message.pieces.resize(1 + std::max(own, coming), MPI_REQUEST_NULL);
-    for (std::size_t i = own; i < coming; ++i) {
-      MPI_Irecv(nullptr, 0, MPI_BYTE, message.other, message.tag, data_, &message.pieces[i + 1]);
-    }
   }
 
   [[noreturn]] static void throw_wrong_size(const MpiOperation& message) {

@@ -3,11 +3,14 @@
 // whether all is well.
 #include <mpi.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <exception>
 #include <utility>
+#include <vector>
 
-#include "comm/mpi_pieces.h"
+#include "comm/mpi_blocks.h"
 #include "comm_cases.h"
 
 namespace treeattn {
@@ -40,34 +43,42 @@ void check_given_up(Communicator& world) {
   testing::check_ring(world);
 }
 
-// Messages that are cut into pieces, without the memory that takes.
-void check_pieces(Communicator& world) {
+// Messages too long to be counted in bytes, without the memory that takes.
+void check_long_messages(Communicator& world) {
   struct Short {
-    std::size_t usual = std::exchange(comm::largest_piece, 1000);
-    ~Short() { comm::largest_piece = usual; }
-  } pieces;
+    std::size_t usual = std::exchange(comm::largest_block, 1000);
+    ~Short() { comm::largest_block = usual; }
+  } blocks;
   testing::check_ring(world);
   testing::check_order(world);
   testing::check_self_message(world);
   testing::check_broadcast(world);
-  if (world.size() == 1) return;  // Open MPI does not see all of them in a message to itself
-  // A refused message takes its other pieces along.
+  if (world.size() == 1) return;
+  // A receive that is refused takes the message it met and no other, whoever is waited for first. Messages that are too
+  // long for theirs are short: Open MPI 4.1 writes one past the end where it does not come along with its header, and
+  // always in a message to oneself.
   const int next = (world.rank() + 1) % world.size(), previous = (world.rank() + world.size() - 1) % world.size();
-  const auto refuse = [&](std::size_t sent, std::size_t asked) {
-    auto out = std::make_shared<std::vector<std::byte>>(sent);
-    auto in = std::make_shared<std::vector<std::byte>>(asked);
-    Request receive = world.receive(previous, *in, in);
-    Request send = world.send(next, *out, out);
-    expect(testing::throws<Error>([&] { world.wait(receive); }), "{} bytes received as {}", sent, asked);
-    expect(world.lost().empty(), "{} bytes received as {}: a rank is lost", sent, asked);
-    world.barrier();  // what a rank asked for too much may take what comes before it knows
-    testing::check_ring(world);
-    world.wait(send);
+  const auto refuse = [&](std::size_t sent, std::size_t asked, std::size_t after) {
+    std::vector<std::byte> out(sent), in(asked), good = testing::pattern(after, 7), came(after);
+    for (const bool in_order : {true, false}) {
+      std::ranges::fill(came, std::byte{0});
+      Request refused = world.receive(previous, in), taken = world.receive(previous, came);
+      Request first = world.send(next, out), second = world.send(next, good);
+      if (!in_order) world.wait(taken);
+      expect(testing::throws<Error>([&] { world.wait(refused); }), "{} bytes received as {}", sent, asked);
+      expect(world.lost().empty(), "{} bytes received as {}: a rank is lost", sent, asked);
+      world.wait(taken);
+      expect(came == good, "{} bytes after {} that were received as {}", after, sent, asked);
+      world.wait(first);
+      world.wait(second);
+    }
   };
-  for (const std::size_t asked : {0, 833, 834, 999, 1000, 1001, 1002, 1003, 2000, 2499, 2501, 3000, 3333, 3336, 7000}) {
-    refuse(2500, asked);
+  for (const std::size_t after : {8, 749, 1000, 2500, 5000}) {
+    for (const std::size_t asked : {0, 749, 999, 1000, 1001, 1002, 2000, 2499, 2501, 3000, 7000}) {
+      refuse(2500, asked, after);
+    }
+    for (const std::size_t sent : {0, 500, 1000, 1001, 2499}) refuse(sent, 7000, after);
   }
-  for (const std::size_t sent : {0, 500, 1000, 1001, 7000}) refuse(sent, 2500);
 }
 
 int run() {
@@ -77,7 +88,7 @@ int run() {
   auto cases = testing::comm_cases();
   cases.push_back({"TwoCommunicators", check_two_communicators});
   cases.push_back({"GivenUp", check_given_up});
-  cases.push_back({"Pieces", check_pieces});
+  cases.push_back({"LongMessages", check_long_messages});
   for (const auto& one : cases) {
     try {
       one.run(*world);
