@@ -60,6 +60,10 @@ def check_limit(decode):
                f"1 GiB, {kind}: exit code {done.returncode}, {done.stderr}")
         done = run(limited(kind) + [decode[0], "info", "--json"])
         expect(done.returncode == 0, f"info in 1 GiB, {kind}: exit code {done.returncode}, {done.stderr}")
+    # Each thread needs addresses, and it is those that are short.
+    done = run(["sh", "-c", f"ulimit -v 1000000; exec {decode[0]} bench attention --threads 4096 --tokens 64"])
+    expect(done.returncode == 3 and "1000000 KiB of addresses" in done.stderr,
+           f"threads: {done.returncode}, {done.stderr}")
 
 
 def main():
@@ -108,20 +112,28 @@ def main():
                 ["--chunk", "100"], ["--branches", "3"], ["--placement", "here"], ["--deadline", "-1"],
                 ["--layout", "heads_first"]]:
         done = run(decode + ["--heads", "4"] + bad)
-        expect(done.returncode == 2 and "treeattn: " in done.stderr,
+        named = any(word in done.stderr for word in bad if word.startswith("--")) and "; accepted: " in done.stderr
+        expect(done.returncode == 2 and "treeattn: " in done.stderr and named,
                f"{bad}: exit code {done.returncode}, {done.stderr}")
     # What the grammar itself refuses: the word that is wrong, and what would be right.
     for bad, says in [(["--tok", "4k"], 'treeattn bench decode does not know "--tok"; accepted: --help, --heads, '),
                       (["--ranks", "2", "3"], 'does not know "3"'),
                       (["--ranks", "2", "--ranks", "3"], "--ranks is given 2 times; accepted: once"),
                       (["--tokens"], "--tokens has no value; accepted: LIST"),
+                      (["--json=3"], '--json is a flag and is given as "--json=3"; accepted: no value'),
+                      (["--quick=false"], '--quick is a flag and is given as "--quick=false"; accepted: no value'),
+                      (["--help=0"], '--help is a flag and is given as "--help=0"; accepted: no value'),
                       (["--head-dim", "8"], "--head-dim is 8; accepted: 16 to 256 in steps of 8")]:
         done = run(decode + bad)
         expect(done.returncode == 2 and says in done.stderr, f"{bad}: exit code {done.returncode}, {done.stderr}")
+    done = run([treeattn, "verify", "--isa", "MMX"])
+    expect(done.returncode == 3 and '--isa: instruction set "MMX"' in done.stderr,
+           f"MMX: {done.returncode}, {done.stderr}")
     done = run([treeattn, "--tok", "info"])
     expect(done.returncode == 2 and '"--tok"' in done.stderr, f"--tok: exit code {done.returncode}, {done.stderr}")
-    done = run(decode + ["--tokens", "1000000m", "--ranks", "2"])
-    expect(done.returncode == 3 and "skipped" in done.stderr, f"no memory: exit code {done.returncode}, {done.stderr}")
+    for large in [["--tokens", "1000000m"], ["--tokens", "64", "--chunk", "1024m"]]:
+        done = run(decode + large + ["--ranks", "2"])
+        expect(done.returncode == 3 and "skipped" in done.stderr, f"{large}: exit code {done.returncode}, {done.stderr}")
 
     check_limit(decode)
 

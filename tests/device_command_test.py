@@ -45,8 +45,8 @@ def check_grammar():
             expect_error([*command, "--device", bad], 2, f'"{bad}"', "accepted: cpu, cuda, cuda:N")
     decode = COMMANDS[2]
     expect_error([*decode, "--link", "wire"], 2, '"wire"', "host, peer, nccl")
-    expect_error([*decode, "--link", "peer"], 2, "--device cpu", "accepted: cuda")
-    expect_error([*GENERATE, "--link", "peer"], 2, "--device cpu", "accepted: cuda")
+    expect_error([*decode, "--link", "peer"], 2, "--device cpu", "accepted: host, or --device cuda")
+    expect_error([*GENERATE, "--link", "peer"], 2, "--device cpu", "accepted: host, or --device cuda")
 
 
 def check_lengths():

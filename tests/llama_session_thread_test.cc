@@ -352,7 +352,7 @@ TEST(Session, CallsThatDifferAreNamedAndLeaveTheTextAsItWas) {
       }
       return "nothing is refused";
     };
-    const std::string accepted = " than rank 0; accepted: the same calls on every rank";
+    const std::string accepted = " than rank 0; accepted: the same on every rank";
     const auto check_all = [&](const std::vector<std::int32_t>& tokens) {
       const std::vector<std::int32_t> before = rank.session.tokens();
       for (const Difference& difference : differences) {

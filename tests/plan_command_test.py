@@ -153,7 +153,9 @@ def check_errors():
     expect_error(["--context", "0"], "--context", "accepted")
     expect_error(["--batch", "0"], "--batch", "accepted")
     expect_error(["--devices", "5000"], "--devices", "4096")
-    expect_error(["--cluster", "nowhere"], "nowhere", "dgx-h100")
+    expect_error(["--cluster", "nowhere"], "--cluster", "nowhere", "dgx-h100")
+    for option in ["--cluster", "--model"]:
+        expect_error([option, "n" * 5000], option, "accepted")  # longer than any file's name
     expect_error(["--kv-type", "int4"], "--kv-type", "int4", "fp8")
     expect_error(["--weights-type", "fp8"], "--weights-type", "fp8", "int8")
     expect_error(["--longest", "--context", "1M"], "--longest", "--context")

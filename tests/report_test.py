@@ -112,12 +112,13 @@ def check_usage(treeattn, folder):
     (folder / "broken" / "latency.json").write_text('{"name": "latency"}')
     for command, part in [(["reproduce", "nothing"], "latency"), (["reproduce"], "--list"),
                           (["reproduce", "all", "nothing"], "nothing"),
-                          (["reproduce", "latency", "--out", "/dev/null/here"], "/dev/null/here"),
+                          (["reproduce", "latency", "--out", "/dev/null/here"], "--out: /dev/null/here"),
                           (["reproduce", "latency", "--simulator", "/nowhere"], "/nowhere"),
                           (["reproduce", "latency", "--simulator", str(folder)], "the program treeattn-sim"),
                           (["reproduce", "--list", "fused"], '--list with "fused"'),
                           (["reproduce", "latency", "--simulator", treeattn, "--closed-form"], "--closed-form"),
                           (["report"], "--data"), (["report", "--data", "/nowhere"], "/nowhere"),
+                          (["report", "--data", "n" * 5000], '--data is "nn'),
                           (["report", "--data", str(folder)], "no data")]:
         done = run(treeattn, *command)
         expect(done.returncode == 2 and part in done.stderr, f"{command}: {done.returncode}, {done.stderr}")
@@ -126,7 +127,7 @@ def check_usage(treeattn, folder):
     page = str(folder / "page.html")
     for options in [["--out", "/dev/null/here"], ["--out", page, "--figures", "/dev/null/here"]]:
         done = run(treeattn, "report", "--data", str(folder / "whole"), *options)
-        expect(done.returncode == 2 and "/dev/null/here: cannot" in done.stderr,
+        expect(done.returncode == 2 and f"{options[-2]}: /dev/null/here: cannot" in done.stderr,
                f"{options}: {done.returncode}, {done.stderr}")
     done = run(treeattn, "report", "--data", str(folder / "broken"))
     expect(done.returncode in (1, 2) and "latency.json" in done.stderr, f"broken data: {done.returncode}, {done.stderr}")

@@ -189,7 +189,8 @@ def check_cluster_files(folder):
 
 
 def check_usage():
-    for bad in [["--cluster", "nowhere"], ["--ranks", "0"], ["--ranks", "x"], ["--ranks-per-node", "9"],
+    for bad in [["--cluster", "nowhere"], ["--cluster", "n" * 5000], ["--ranks", "0"], ["--ranks", "x"],
+                ["--ranks-per-node", "9"],
                 ["--strategy", "star"], ["--strategy", "auto"], ["--strategy", "ring,ring"], ["--branches", "100"],
                 ["--overhead-us", "-1"], ["--slow-rank", "3"], ["--slow-rank", "3:x"], ["--slow-rank", "3:0"],
                 ["--slow-rank", "3:2,3:4"],
@@ -198,7 +199,8 @@ def check_usage():
                 ["--heads", "5", "--kv-heads", "2"],
                 ["--ranks", "2", "--tokens", "1000000000000", "--strategy", "ring"]]:
         done = run(*bad)
-        expect(done.returncode == 2 and "treeattn: " in done.stderr,
+        named = any(word in done.stderr for word in bad if word.startswith("--")) and "; accepted: " in done.stderr
+        expect(done.returncode == 2 and "treeattn: " in done.stderr and named,
                f"{bad}: exit code {done.returncode}, {done.stderr}")
 
 

@@ -18,6 +18,7 @@
 #include "decode_run.h"
 #include "device_option.h"
 #include "json_line.h"
+#include "launched_ranks.h"
 #include "link_option.h"
 #include "notes.h"
 #include "options.h"
@@ -30,6 +31,7 @@ namespace treeattn::tools {
 namespace {
 
 struct BenchDecodeOptions {
+  const CommandLine* command = nullptr;
   ShapeOptions shape;
   std::string device, link, ranks, strategy, threads, repeat, seed, deadline, placement, branches, chunk;
   bool quick = false;
@@ -288,10 +290,7 @@ class Outcome {
 };
 
 int run_processes(const BenchDecodeOptions& options, const Plan& plan) {
-  const std::shared_ptr<Communicator> world = mpi_communicator(plan.ranks);
-  met_other_ranks = true;
-  base::require(plan.rank_count == 0 || plan.rank_count == world->size(),
-                "--ranks is {}; accepted under an MPI launcher: its processes, {}", plan.rank_count, world->size());
+  const std::shared_ptr<Communicator> world = meet_ranks(*options.command, plan.ranks, plan.rank_count);
   int here = 0;
   for (int r = 0; r < world->size(); ++r) here += world->node_of(r) == world->node_of(world->rank()) ? 1 : 0;
   Outcome outcome;
@@ -365,9 +364,10 @@ Command add_bench_decode(CommandLine& parent) {
   CommandLine* app =
       parent.add_subcommand("decode", "A decoding step over many ranks: tree strategies against the ring");
   auto options = std::make_shared<BenchDecodeOptions>();
+  options->command = app;
   options->shape.add_to(*app, "131072");
   const auto text = [&](const char* name, std::string& value, const char* what, const char* type) {
-    app->add_option(name, value, what)->type_name(type);
+    return app->add_option(name, value, what)->type_name(type);
   };
   add_device_option(*app, options->device);
   text("--link", options->link,
@@ -375,7 +375,8 @@ Command add_bench_decode(CommandLine& parent) {
   text("--ranks", options->ranks, "Threads that are ranks (default 4)", "N");
   text("--strategy", options->strategy,
        "paper two_phase merge butterfly gather two_level ring auto, or a list (default: all)", "LIST");
-  text("--threads", options->threads, "Threads of each rank (default: the cores shared out over the ranks)", "N");
+  text("--threads", options->threads, "Threads of each rank (default: the cores shared out over the ranks)", "N")
+      ->own_to_rank();
   text("--repeat", options->repeat, "Calls per line; the median counts (default: one second, at least 5; ring 2 to 5)",
        "N");
   text("--seed", options->seed, "Of the random numbers (default 1)", "N");

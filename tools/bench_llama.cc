@@ -80,19 +80,28 @@ double standard_error(const std::vector<double>& values) {
 
 constexpr std::int64_t kLongestOfRandom = std::int64_t{1} << 30;
 
+// --tokens; where it was not given, those of the usual lengths that the model has room for.
+std::vector<std::int64_t> parse_lengths(const std::string& given, const char* usual, std::int64_t least,
+                                        std::int64_t most, std::int64_t room) {
+  std::vector<std::int64_t> out;
+  for (const std::string& text : split_list(given.empty() ? usual : given)) {
+    const std::int64_t length = parse_count("--tokens", text, least, given.empty() ? kLongestOfRandom : most);
+    if (!given.empty() || length <= room) out.push_back(length);
+  }
+  if (out.empty()) out.push_back(std::max(least, room));
+  return out;
+}
+
 Setup make_setup(const BenchLlamaOptions& options) {
   Setup setup;
   setup.plan = make_model_plan(options.model);
   std::int64_t& context = setup.plan.model.config.context;
   // Random numbers were trained for no length: the paper's tables go up to 256k with a shape of 128k.
   if (setup.plan.model.directory.empty()) context = kLongestOfRandom;
-  for (const std::string& text : split_list(!options.tokens.empty() ? options.tokens
-                                            : options.quick         ? "256,512"
-                                                                    : "512,1k,2k,4k")) {
-    setup.tokens.push_back(parse_count("--tokens", text, 1, context - 1));
-  }
   setup.strategies = parse_strategies(options.model.strategy.empty() ? "auto,ring" : options.model.strategy);
   setup.new_tokens = options.new_tokens.empty() ? 10 : parse_count("--new-tokens", options.new_tokens, 2, 1 << 20);
+  setup.tokens = parse_lengths(options.tokens, options.quick ? "256,512" : "512,1k,2k,4k", 1, context - 1,
+                               context - setup.new_tokens);
   setup.runs =
       options.runs.empty() ? (options.quick ? 2 : 10) : static_cast<int>(parse_count("--runs", options.runs, 1, 1000));
   const std::int64_t longest = *std::max_element(setup.tokens.begin(), setup.tokens.end());
@@ -281,11 +290,7 @@ StepsBench steps_bench(const BenchLlamaOptions& options, ModelPlan plan) {
   StepsBench bench{std::move(plan), {}, {}};
   const bool on_gpu = bench.plan.device.on_gpu();
   const std::int64_t context = bench.plan.model.config.context;
-  for (const std::string& text : split_list(!options.tokens.empty() ? options.tokens
-                                            : on_gpu                ? "0,32k,128k"
-                                                                    : "0,4k,32k")) {
-    bench.tokens.push_back(parse_count("--tokens", text, 0, context));
-  }
+  bench.tokens = parse_lengths(options.tokens, on_gpu ? "0,32k,128k" : "0,4k,32k", 0, context, context);
   for (const std::string& text : split_list(!options.batch.empty() ? options.batch : on_gpu ? "1,16" : "1")) {
     bench.batches.push_back(parse_count("--batch", text, 1, 1024));
   }

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "base/available_memory.h"
 #include "base/check.h"
 #include "base/timing.h"
 #include "command.h"
@@ -16,7 +17,9 @@
 #include "kernels/cuda/ranks/rank_device.h"
 #include "model/activations.h"
 #include "model/llama.h"
+#include "model/memory_need.h"
 #include "model_run.h"
+#include "notes.h"
 #include "progress.h"
 #include "table.h"
 
@@ -51,6 +54,7 @@ class StepsRun {
     for (const std::int64_t batch : bench_.batches) {
       for (const std::int64_t tokens : bench_.tokens) {
         progress.step(fmt::format("{} tokens", tokens));
+        if (!has_room(batch, tokens)) continue;
         if (!device_) read_ = read_bandwidth();  // a CPU's falls and rises with its clock
         measure_steps(batch, tokens);
       }
@@ -120,6 +124,17 @@ class StepsRun {
 
   std::unique_ptr<model::Llama> make_llama() const {
     return std::make_unique<model::Llama>(rank_.model.weights, rank_.world, rank_.ops, rank_.pool, bench_.plan.llama);
+  }
+
+  // What is left beside the weights must hold the cache of all sequences; says so where it does not.
+  bool has_room(std::int64_t batch, std::int64_t tokens) const {
+    const std::size_t cache = model::memory_need(config_, bench_.plan.llama, bench_.plan.weights, tokens, 1).cache;
+    const std::size_t needed = cache * static_cast<std::size_t>(batch);
+    const std::size_t available = (device_ ? free_gpu_memory(rank_.ops.gpu()) : base::available_memory()) / 10 * 9;
+    if (available == 0 || needed <= available) return true;  // 0: unknown
+    print_note("skipped {} with {}: needs {} of cache, {} of memory can be used\n", format_count(batch, "sequence"),
+               format_count(tokens, "token"), format_bytes(needed), format_bytes(available));
+    return false;
   }
 
   void measure_steps(std::int64_t batch, std::int64_t tokens) {
@@ -210,7 +225,8 @@ void print_json(const StepsRun& run, const StepsLine& line) {
 
 int bench_llama_steps(const StepsBench& bench) {
   return run_model(bench.plan, *std::max_element(bench.tokens.begin(), bench.tokens.end()), [&](const ModelRank& rank) {
-    base::require(rank.world->size() == 1, "steps are measured on one rank; there are {}", rank.world->size());
+    base::require(rank.world->size() == 1, "--steps, or one rank on a GPU, with {} ranks; accepted: 1",
+                  rank.world->size());
     StepsRun run(bench, rank);
     const std::vector<StepsLine> lines = run.run();
     if (bench.json) {

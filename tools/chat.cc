@@ -30,24 +30,30 @@ struct ChatCommand {
   std::string system;
 };
 
+// Instead of the length of a line.
+constexpr std::int64_t kEnd = -1, kUnreadable = -2;
+
 // The next line of the user, on every rank; nothing at the end. The one that speaks reads it: a person may take long.
 std::optional<std::string> next_line(const std::shared_ptr<Communicator>& world) {
   constexpr Seconds kPatience{1e6};
   const bool reads = world->rank() == 0;
   std::string line;
-  std::int64_t length = -1;
+  std::int64_t length = kEnd;
   if (reads) {
     const bool asks = ::isatty(STDIN_FILENO) != 0;
     if (asks) fmt::print("> ");
     std::fflush(stdout);
     if (std::getline(std::cin, line)) {
       length = static_cast<std::int64_t>(line.size());
+    } else if (std::ferror(stdin) != 0) {
+      length = kUnreadable;
     } else if (asks) {
       fmt::print("\n");  // whoever reads the terminal next begins a line
     }
   }
   world->broadcast(std::as_writable_bytes(std::span(&length, 1)), 0, kPatience);
-  if (length < 0) return {};
+  if (length == kUnreadable) throw BadFile("standard input cannot be read");
+  if (length == kEnd) return {};
   line.resize(static_cast<std::size_t>(length));
   if (length > 0) world->broadcast(std::as_writable_bytes(std::span(line)), 0, kPatience);
   return line;
@@ -115,7 +121,7 @@ void require_chat_template(const std::filesystem::path& directory) {
 
 int run(const ChatCommand& options) {
   const ModelPlan plan = make_model_plan(options.model);
-  base::require(plan.model.tokenizer != nullptr, "this model has no tokenizer; chat needs a tokenizer.json");
+  require_tokenizer(options.model, plan, " by chat");
   require_chat_template(plan.model.directory);
   const std::vector<model::ChatMessage> greeting = {{"user", "?"}};
   model::chat_tokens(*plan.model.tokenizer, greeting, true);  // throws if it has no template's tokens

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <deque>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "base/check.h"
@@ -90,10 +91,21 @@ std::string unknown_argument(const CLI::App& command, int argc, char** argv) {
                      accepted);
 }
 
-// Too many values, or none. What CLI11 says begins with the option's name.
-std::string wrong_count(const CLI::App& command, const std::string& what) {
-  const CLI::Option* option = command.get_option_no_throw(what.substr(0, what.find(':')));
+bool is_flag(const CLI::Option& option) { return option.get_items_expected_max() == 0; }
+
+// Too many values, or none. What CLI11 says begins with the option's name, and that of a flag has lost its dashes.
+std::string wrong_count(const CLI::App& command, const std::string& what, int argc, char** argv) {
+  const std::string name = what.substr(0, what.find_first_of(": "));
+  const CLI::Option* option = command.get_option_no_throw(name);
+  if (option == nullptr) option = command.get_option_no_throw("--" + name);
   if (option == nullptr) return what;
+  if (is_flag(*option)) {
+    const std::string begin = option->get_name() + "=";
+    char** const word =
+        std::find_if(argv + 1, argv + argc, [&](std::string_view one) { return one.starts_with(begin); });
+    return fmt::format("{} is a flag and is given as \"{}\"; accepted: no value", option->get_name(),
+                       word == argv + argc ? "" : *word);
+  }
   return option->count() > 1
              ? fmt::format("{} is given {} times; accepted: once", option->get_name(), option->count())
              : fmt::format("{} has no value; accepted: {}", option->get_name(), option->get_type_name());
@@ -106,12 +118,20 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error, int arg
     case CLI::ExitCodes::ExtrasError:
       return unknown_argument(named_command(app), argc, argv);
     case CLI::ExitCodes::ArgumentMismatch:
-      return wrong_count(named_command(app), error.what());
+      return wrong_count(named_command(app), error.what(), argc, argv);
     case CLI::ExitCodes::ExcludesError:
       return fmt::format("{}; accepted: one of them", error.what());
     default:
       return error.what();
   }
+}
+
+// CLI11 takes --json=0 for no --json, and any other number for one.
+void refuse_values_of_flags(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    if (is_flag(*option)) option->disable_flag_override();
+  }
+  for (CLI::App* sub : app.get_subcommands({})) refuse_values_of_flags(*sub);
 }
 
 // A shell variable that is not set must not pass for an option that was not given.
@@ -148,6 +168,16 @@ Option* Option::excludes(const Option* other) {
 
 Option* Option::one_at_a_time() {
   option_->allow_extra_args(false);
+  return this;
+}
+
+Option* Option::own_to_rank() {
+  ranks_ = Ranks::kOwn;
+  return this;
+}
+
+Option* Option::own_value_to_rank() {
+  ranks_ = Ranks::kOwnValue;
   return this;
 }
 
@@ -193,12 +223,19 @@ Option* CommandLine::add_flag(const std::string& name, bool& value, const std::s
   return keep(grammar_->app->add_flag(name, value, what));
 }
 
-Option* CommandLine::get_option(const std::string& name) { return keep(grammar_->app->get_option(name)); }
+Option* CommandLine::get_option(const std::string& name) {
+  const CLI::Option* wanted = grammar_->app->get_option(name);
+  for (Option& option : grammar_->options) {
+    if (option.option_ == wanted) return &option;
+  }
+  return nullptr;  // CLI11 has thrown already
+}
 
 void CommandLine::footer(const std::string& text) { grammar_->app->footer(text); }
 
 std::optional<std::string> CommandLine::parse(int argc, char** argv) {
   const CLI::App& app = *grammar_->app;
+  refuse_values_of_flags(*grammar_->app);
   try {
     grammar_->app->parse(argc, argv);
     refuse_empty_values(app);
@@ -216,5 +253,18 @@ std::optional<std::string> CommandLine::parse(int argc, char** argv) {
 }
 
 bool CommandLine::parsed() const { return grammar_->app->parsed(); }
+
+std::string CommandLine::full_name() const { return tools::full_name(*grammar_->app); }
+
+std::vector<std::pair<std::string, std::vector<std::string>>> CommandLine::told_to_all_ranks() const {
+  std::vector<std::pair<std::string, std::vector<std::string>>> out;
+  for (const Option& option : grammar_->options) {
+    if (option.ranks_ == Option::Ranks::kOwn) continue;
+    std::vector<std::string> given = option.option_->results();
+    if (option.ranks_ == Option::Ranks::kOwnValue) given.assign(given.empty() ? 0 : 1, "");
+    out.emplace_back(option.option_->get_name(), std::move(given));
+  }
+  return out;
+}
 
 }  // namespace treeattn::tools

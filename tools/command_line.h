@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace CLI {
@@ -24,9 +25,15 @@ class Option {
   Option* description(const std::string& what);  // instead of the one it was made with
   Option* excludes(const Option* other);         // not both
   Option* one_at_a_time();                       // of many values each has the option's name before it
+  // What processes of a launcher may be told each in its own way; all else they must be told alike.
+  Option* own_to_rank();        // the option
+  Option* own_value_to_rank();  // its value, but all of them have one or none has
 
  private:
+  friend class CommandLine;
+  enum class Ranks { kSame, kOwnValue, kOwn };
   CLI::Option* option_;
+  Ranks ranks_ = Ranks::kSame;
 };
 
 // A command with its options and its subcommands, which it owns. Values must live until it has been parsed.
@@ -50,6 +57,10 @@ class CommandLine {
   std::optional<std::string> parse(int argc, char** argv);
   // Whether this subcommand was named.
   bool parsed() const;
+  // "treeattn bench decode".
+  std::string full_name() const;
+  // Every option by its name, and what was given for it, where processes of a launcher must be told the same.
+  std::vector<std::pair<std::string, std::vector<std::string>>> told_to_all_ranks() const;
 
  private:
   struct Grammar;

@@ -86,7 +86,8 @@ struct Room {
   std::size_t available = 0;  // 0: unknown
 };
 
-Room room_of(const Communicator& world, const Shape& shape, const Device& device) {
+Room room_of(const Communicator& world, const DecodeSetup& setup) {
+  const Device& device = setup.device;
   const int gpu = gpu_of(world, device);
   std::size_t sharing = 0;
   int place = 0;
@@ -95,7 +96,10 @@ Room room_of(const Communicator& world, const Shape& shape, const Device& device
   }
   Room room;
   room.where = device.on_gpu() ? fmt::format("on GPU {}", gpu) : "a host";
-  room.tree = shape.kv_bytes() / static_cast<std::size_t>(world.size()) * sharing;
+  Shape page = setup.shape;  // the least that a cache takes
+  page.batch = 1;
+  page.tokens = setup.order.chunk_tokens;
+  room.tree = std::max(page.kv_bytes(), setup.shape.kv_bytes() / static_cast<std::size_t>(world.size()) * sharing);
   room.ring = 2 * room.tree;
   room.available = (device.on_gpu() ? free_gpu_memory(gpu) : base::available_memory()) / 10 * 9;
   return room;
@@ -343,7 +347,7 @@ DecodeResult run_decode(const std::shared_ptr<Communicator>& world, const Decode
   result.ranks = world->size();
   result.hosts = world->nodes();
   result.device = setup.device.name_of_rank(rank_on_node(*world));
-  const Room room = room_of(*world, setup.shape, setup.device);
+  const Room room = room_of(*world, setup);
   std::vector<Strategy> fitting;
   for (const Strategy strategy : setup.strategies) {
     const std::size_t needed = strategy == Strategy::kRing ? room.ring : room.tree;

@@ -20,6 +20,7 @@
 #include "model/session.h"
 #include "model_options.h"
 #include "model_run.h"
+#include "option_errors.h"
 #include "options.h"
 #include "parallel/agree.h"
 #include "plan/tree_order.h"
@@ -116,8 +117,7 @@ int run(DemoCommand options) {
   }
   if (options.model.ranks.empty() && !launched_by_mpi()) options.model.ranks = "4";
   const ModelPlan plan = make_model_plan(options.model);
-  base::require(plan.model.tokenizer != nullptr, "{} has no tokenizer; accepted: a model with one",
-                options.model.model.empty() ? options.model.random_weights : options.model.model);
+  require_tokenizer(options.model, plan, "");
   const std::int64_t tokens = parse_count("--tokens", options.tokens, 1, std::int64_t{1} << 40);
   const int depth = static_cast<int>(parse_count("--depth", options.depth, 0, 100));
   const auto seed = static_cast<std::uint64_t>(parse_count("--seed", options.seed, 0, std::int64_t{1} << 62));
@@ -131,9 +131,11 @@ int run(DemoCommand options) {
   if (const auto bos = tokenizer.bos()) begin.push_back(*bos);
   const std::filesystem::path stories =
       options.stories.empty() ? home / "stories.txt" : std::filesystem::path(options.stories);
-  const Haystack hay = make_haystack(
-      read_paragraphs(stories), [&](std::string_view text) { return tokenizer.encode(text); }, begin, tokens, depth,
-      seed);
+  const std::vector<std::string> paragraphs = inside_option("--stories", [&] { return read_paragraphs(stories); });
+  const Haystack hay = with_option("--tokens", options.tokens, [&] {
+    return make_haystack(
+        paragraphs, [&](std::string_view text) { return tokenizer.encode(text); }, begin, tokens, depth, seed);
+  });
   const auto length = static_cast<std::int64_t>(hay.tokens.size());
   GenerateOptions text;
   text.max_tokens = kAnswer;
@@ -226,7 +228,9 @@ Command add_demo(CommandLine& parent) {
   app->add_option("--depth", options->depth, "Where the key is hidden (default 37)")->type_name("PERCENT");
   app->add_option("--seed", options->seed, "Another text, another key (default 7)")->type_name("N");
   app->add_option("--steps", options->steps, "Tokens that are timed (default 8)")->type_name("N");
-  app->add_option("--stories", options->stories, "Paragraphs to make the text of, one a line")->type_name("FILE");
+  app->add_option("--stories", options->stories, "Paragraphs to make the text of, one a line")
+      ->type_name("FILE")
+      ->own_value_to_rank();
   options->model.add_to(*app);
   app->get_option("--ranks")->description("Threads that are ranks (default 4); under an MPI launcher its processes");
   app->add_flag("--json", options->json, "One JSON object; docs/cli.md explains the keys");

@@ -43,7 +43,8 @@ std::string Device::name_of_rank(int rank) const {
 
 void add_device_option(CommandLine& app, std::string& text) {
   app.add_option("--device", text, "What computes: cpu, cuda (a GPU) or cuda:N (that GPU) (default cpu)")
-      ->type_name("NAME");
+      ->type_name("NAME")
+      ->own_to_rank();
 }
 
 Device parse_device(const std::string& text) {

@@ -23,6 +23,7 @@
 #include "model_options.h"
 #include "model_run.h"
 #include "notes.h"
+#include "option_errors.h"
 #include "options.h"
 #include "rate_progress.h"
 #include "table.h"
@@ -48,7 +49,7 @@ std::string read_prompt(const GenerateCommand& options) {
     base::require(::isatty(STDIN_FILENO) == 0, "there is no prompt; accepted: as an argument, by --file, on stdin");
     return read_stdin();
   }
-  return read_text(options.file);
+  return inside_option("--file", [&] { return read_text(options.file); });
 }
 
 // Without a tokenizer the bytes of the text stand for themselves.
@@ -174,8 +175,9 @@ int run(const GenerateCommand& options) {
   GenerateOptions text = options.sampling.parse(256);
   base::require(text.sampler.logprobs == 0 || options.json,
                 "--logprobs is {} without --json, which would print them; accepted: both", text.sampler.logprobs);
-  base::require(text.stop.empty() || plan.model.tokenizer, "--stop needs a tokenizer, and this model has none");
+  if (!text.stop.empty()) require_tokenizer(options.model, plan, " with --stop");
   const std::string prompt = read_prompt(options);
+  if (plan.model.tokenizer) require_utf8(options.file.empty() ? "the prompt" : "--file", prompt);
   base::require(!prompt.empty() || !options.load.empty(), "the prompt is empty; accepted: a text");
   const bool first = options.load.empty();
   const std::vector<std::int32_t> tokens = tokens_of(plan.model, prompt, first);
@@ -183,8 +185,9 @@ int run(const GenerateCommand& options) {
   const auto length = static_cast<std::int64_t>(tokens.size());
   base::require(length < context, "the prompt has {} tokens; accepted: fewer than the model's context, {}", length,
                 context);
-  const std::int64_t before = first ? 0 : saved_tokens(options.load);
-  if (!options.save.empty()) make_directory(options.save);  // now, not when the text is there and cannot be kept
+  const std::int64_t before = first ? 0 : inside_option("--load", [&] { return saved_tokens(options.load); });
+  // Now, not when the text is there and cannot be kept.
+  if (!options.save.empty()) inside_option("--save", [&] { make_directory(options.save); });
   text.interrupt = &interrupt_flag();
   std::once_flag ready;
   return run_model(plan, std::min(context, before + length + text.max_tokens), [&](const ModelRank& rank) {
@@ -219,8 +222,8 @@ Examples:
 Command add_generate(CommandLine& parent) {
   CommandLine* app = parent.add_subcommand("generate", "Text from a Llama whose KV cache is spread over ranks");
   auto options = std::make_shared<GenerateCommand>();
-  app->add_option("prompt", options->prompt, "The prompt; else --file, else stdin")->type_name("TEXT");
-  app->add_option("--file", options->file, "A file with the prompt")->type_name("FILE");
+  app->add_option("prompt", options->prompt, "The prompt; else --file, else stdin")->type_name("TEXT")->own_to_rank();
+  app->add_option("--file", options->file, "A file with the prompt")->type_name("FILE")->own_to_rank();
   options->model.add_to(*app);
   options->sampling.add_to(*app, "256");
   app->add_option("--logprobs", options->sampling.logprobs,
@@ -228,9 +231,12 @@ Command add_generate(CommandLine& parent) {
       ->type_name("N")
       ->group("Text");
   app->add_option("--load", options->load, "Go on with the text of this directory, on any number of ranks")
-      ->type_name("DIR");
-  app->add_option("--save", options->save, "Keep cache and text in this directory")->type_name("DIR");
-  app->add_option("--logits", options->logits, "")->type_name("FILE")->group("");  // for tests
+      ->type_name("DIR")
+      ->own_value_to_rank();
+  app->add_option("--save", options->save, "Keep cache and text in this directory")
+      ->type_name("DIR")
+      ->own_value_to_rank();
+  app->add_option("--logits", options->logits, "")->type_name("FILE")->group("")->own_to_rank();  // for tests
   app->add_flag("--stats", options->stats, "Times and bytes on stderr");
   app->add_flag("--json", options->json, "One JSON object at the end; docs/cli.md explains the keys");
   app->footer(kFooter);

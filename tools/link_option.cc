@@ -12,7 +12,8 @@ DeviceLink parse_link(const std::string& text, bool on_gpu) {
   if (text == "nccl") link = DeviceLink::kNccl;
   base::require(link != DeviceLink::kHost || text.empty() || text == "host",
                 "--link is \"{}\"; accepted: host, peer, nccl", text);
-  base::require(link == DeviceLink::kHost || on_gpu, "--link is \"{}\" with --device cpu; accepted: cuda", text);
+  base::require(link == DeviceLink::kHost || on_gpu,
+                "--link is \"{}\" with --device cpu; accepted: host, or --device cuda", text);
   if (link == DeviceLink::kNccl && !nccl_available()) {
     throw Unavailable("--link is \"nccl\": built without NCCL; accepted here: host, peer");
   }

@@ -11,6 +11,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -63,9 +64,17 @@ int launch_rank() {
   return 0;
 }
 
-int fail(const char* message, int code) {
+int fail(std::string_view message, int code) {
   print_note("treeattn: {}\n", message);
   return code;
+}
+
+// For what goes wrong on this process alone. Others of a launcher still count on it: to end as usual is to wait for
+// them in MPI_Finalize while they wait for an answer.
+int fail_alone(const std::string& message, int code) {
+  if (!launched_by_mpi()) return fail(message, code);
+  std::fflush(stdout);
+  std::_Exit(fail(fmt::format("rank {}: {}", launch_rank(), message), code));
 }
 
 // For what goes wrong on every process alike: said once.
@@ -74,7 +83,7 @@ int fail_once(const char* message, int code) {
   // A launcher ends all processes when one has failed: the one that speaks must not be cut off. Who is still there then
   // may be the only one that failed, as where a file is missing on its machine.
   std::this_thread::sleep_for(std::chrono::seconds(met_other_ranks ? 1 : 3));
-  return met_other_ranks ? code : fail(fmt::format("rank {}: {}", launch_rank(), message).c_str(), code);
+  return met_other_ranks ? code : fail(fmt::format("rank {}: {}", launch_rank(), message), code);
 }
 
 // Every survivor knows who is gone; the first of them says so, and whoever was given up itself.
@@ -155,12 +164,12 @@ int main(int argc, char** argv) {
   } catch (const LostRanks& error) {
     return tools::fail_lost(error);
   } catch (const std::bad_alloc&) {
-    return tools::fail_no_memory();
+    return tools::fail_alone(tools::no_memory_text(), tools::kUnavailable);
   } catch (const std::system_error& error) {
     const bool threads = error.code() == std::errc::resource_unavailable_try_again;
-    return threads ? tools::fail("this machine cannot start so many threads", tools::kUnavailable)
-                   : tools::fail(error.what(), tools::kCheckFailed);
+    return threads ? tools::fail_alone(tools::no_threads_text(), tools::kUnavailable)
+                   : tools::fail_alone(error.what(), tools::kCheckFailed);
   } catch (const std::exception& error) {
-    return tools::fail(error.what(), tools::kCheckFailed);
+    return tools::fail_alone(error.what(), tools::kCheckFailed);
   }
 }

@@ -10,6 +10,7 @@
 #include "model/sampler.h"
 #include "model/utf8.h"
 #include "model/weights.h"
+#include "option_errors.h"
 #include "options.h"
 #include "treeattn/error.h"
 
@@ -39,11 +40,19 @@ double parse_real(const char* option, const std::string& text, double least, dou
   return *value;
 }
 
+void require_tokenizer(const ModelOptions& options, const ModelPlan& plan, const std::string& why) {
+  base::require(plan.model.tokenizer != nullptr, "{} is \"{}\", which has no tokenizer; accepted{}: a model with one",
+                options.model.empty() ? "--random-weights" : "--model",
+                options.model.empty() ? options.random_weights : options.model, why);
+}
+
 void ModelOptions::add_to(CommandLine& app) {
+  command = &app;
   const auto text = [&](const char* name, std::string& value, const std::string& what, const char* type) {
-    app.add_option(name, value, what)->type_name(type)->group("Model and ranks");
+    return app.add_option(name, value, what)->type_name(type)->group("Model and ranks");
   };
-  text("--model", model, "A directory as Hugging Face has them: config.json, *.safetensors, tokenizer.json", "DIR");
+  text("--model", model, "A directory as Hugging Face has them: config.json, *.safetensors, tokenizer.json", "DIR")
+      ->own_value_to_rank();
   text("--random-weights", random_weights, "Instead: random weights in the shape of " + shape_names(), "SHAPE");
   text("--weights", weights,
        "stored (mapped), bf16 (other types rounded at load) or int8 (quantised at load) (default stored)", "NAME");
@@ -53,12 +62,12 @@ void ModelOptions::add_to(CommandLine& app) {
        many_strategies ? names + ", or a list (default auto,ring)" : "How ranks decode: " + names + " (default auto)",
        many_strategies ? "LIST" : "NAME");
   text("--ranks", ranks, "Threads that are ranks (default 1); under an MPI launcher its processes", "N");
-  text("--threads", threads, "Threads of each rank (default: the cores shared out over the ranks)", "N");
+  text("--threads", threads, "Threads of each rank (default: the cores shared out over the ranks)", "N")->own_to_rank();
   text("--chunk", chunk, "Tokens of a chunk, a multiple of 64 (default 256)", "N");
   text("--branches", branches, "Leaves of the reduction tree, a power of two (default 256)", "N");
   text("--piece", piece, "Chunks of a prompt that a rank takes through the layers at once (default 4; on a GPU 32)",
        "N");
-  text("--device", device, "cpu, cuda or cuda:N: where ranks compute (default cpu)", "NAME");
+  text("--device", device, "cpu, cuda or cuda:N: where ranks compute (default cpu)", "NAME")->own_to_rank();
   text("--link", link, "How the states of ranks on GPUs travel in decode: host, peer, nccl (default host)", "NAME");
   text("--deadline", deadline, "A rank that does not answer for so long is lost (default 120)", "SECONDS");
   app.add_flag("--gather-kv", gather_kv,
@@ -71,11 +80,14 @@ ModelPlan make_model_plan(const ModelOptions& options) {
                 "--model is \"{}\" and --random-weights is \"{}\"; accepted: one of the two", options.model,
                 options.random_weights);
   ModelPlan plan;
-  plan.weights = model::parse_weight_format(options.weights.empty() ? "stored" : options.weights);
+  plan.command = options.command;
+  plan.weights = with_option("--weights", options.weights, [&] {
+    return model::parse_weight_format(options.weights.empty() ? "stored" : options.weights);
+  });
   plan.llama.kv_type = parse_dtype_option("--kv-type", options.kv_type.empty() ? "bf16" : options.kv_type, true);
   const bool listed = options.many_strategies && options.strategy.find(',') != std::string::npos;
   if (!listed && !options.strategy.empty()) {
-    plan.llama.attention.strategy = parse_strategy(options.strategy);
+    plan.llama.attention.strategy = parse_strategy_option(options.strategy);
   }
   plan.llama.order = parse_order(options.chunk, options.branches);
   plan.llama.gather_kv = options.gather_kv;
@@ -88,8 +100,10 @@ ModelPlan make_model_plan(const ModelOptions& options) {
   plan.llama.attention.link = parse_link(options.link, plan.device.on_gpu());
   // A GPU wants more rows at once.
   plan.llama.chunks_per_piece = parse_count_or("--piece", options.piece, 1, 1 << 20, plan.device.on_gpu() ? 32 : 4);
-  plan.model = options.model.empty() ? model::describe_random_model(options.random_weights, 1)
-                                     : model::describe_model(options.model);
+  plan.model = options.model.empty()
+                   ? with_option("--random-weights", options.random_weights,
+                                 [&] { return model::describe_random_model(options.random_weights, 1); })
+                   : inside_option("--model", [&] { return model::describe_model(options.model); });
   return plan;
 }
 

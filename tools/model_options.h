@@ -19,13 +19,15 @@ struct ModelOptions {
   std::string model, random_weights, weights, kv_type, strategy, ranks, threads, chunk, branches, piece, deadline;
   std::string device, link;
   bool gather_kv = false;
-  bool many_strategies = false;  // said by the command, before add_to: --strategy may be a list
+  const CommandLine* command = nullptr;  // that they were added to
+  bool many_strategies = false;          // said by the command, before add_to: --strategy may be a list
 
   void add_to(CommandLine& app);
 };
 
 // What they say, checked. Nothing of the model's weights has been read.
 struct ModelPlan {
+  const CommandLine* command = nullptr;  // that was given
   model::ModelDescription model;
   LlamaOptions llama;
   WeightFormat weights = WeightFormat::kAsStored;
@@ -37,6 +39,9 @@ struct ModelPlan {
 
 // Throws InvalidArgument, BadFile; Unavailable for a GPU where there is none.
 ModelPlan make_model_plan(const ModelOptions& options);
+
+// Throws InvalidArgument for a model without a tokenizer. why: who needs it, as " by chat".
+void require_tokenizer(const ModelOptions& options, const ModelPlan& plan, const std::string& why);
 
 struct SamplingOptions {
   std::string temperature, top_k, top_p, min_p, repetition_penalty, seed, logprobs, max_tokens;

@@ -14,6 +14,7 @@
 #include "base/read_bandwidth.h"
 #include "command.h"
 #include "kernels/cuda/ranks/rank_device.h"
+#include "launched_ranks.h"
 #include "model/weights.h"
 #include "parallel/agree.h"
 #include "rate_progress.h"
@@ -82,10 +83,7 @@ void on_all_or_none(Communicator& world, const std::function<void()>& work) {
 }
 
 int run_processes(const ModelPlan& plan, std::int64_t tokens, const std::function<int(const ModelRank&)>& body) {
-  const std::shared_ptr<Communicator> world = mpi_communicator(plan.ranks);
-  met_other_ranks = true;
-  base::require(plan.rank_count == 0 || plan.rank_count == world->size(),
-                "--ranks is {}; accepted under an MPI launcher: its processes, {}", plan.rank_count, world->size());
+  const std::shared_ptr<Communicator> world = meet_ranks(*plan.command, plan.ranks, plan.rank_count);
   int here = 0, before = 0;
   for (int r = 0; r < world->size(); ++r) {
     const bool neighbour = world->node_of(r) == world->node_of(world->rank());

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "kernels/model_ops.h"
+#include "option_errors.h"
 
 namespace treeattn::tools {
 namespace {
@@ -24,9 +25,11 @@ model::LlamaConfig find_model(const std::string& name_or_directory) {
     if (name_or_directory == known) return model::known_shape(known);
   }
   const std::filesystem::path path(name_or_directory);
-  base::require(std::filesystem::is_directory(path), "--model is \"{}\"; accepted: {}, or a directory with config.json",
-                name_or_directory, fmt::join(model::known_shapes(), ", "));
-  return model::read_config(path / "config.json");
+  std::error_code ignored;
+  base::require(std::filesystem::is_directory(path, ignored),
+                "--model is \"{}\"; accepted: {}, or a directory with config.json", name_or_directory,
+                fmt::join(model::known_shapes(), ", "));
+  return inside_option("--model", [&] { return model::read_config(path / "config.json"); });
 }
 
 plan::ModelSize model_size(const model::LlamaConfig& config, DType weights, DType kv) {

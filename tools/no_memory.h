@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program says when memory has run out.
+// What a program says when memory has run out, or threads, which need some.
 #pragma once
 
+#include <fmt/format.h>
 #include <sys/resource.h>
+
+#include <string>
 
 #include "command.h"
 #include "notes.h"
@@ -15,13 +18,23 @@ inline rlim_t memory_limit(int kind) {
   return ::getrlimit(kind, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : 0;
 }
 
-// The exit code. A limit is named: it counts addresses, so that it may be reached while the machine has memory left.
+// A limit is named: it counts addresses, so that it may be reached while the machine has memory left.
+inline std::string limit_text(const char* otherwise) {
+  const rlim_t limit = memory_limit(RLIMIT_AS);
+  return limit > 0 ? fmt::format("this process may have {} KiB of addresses (ulimit -v)", limit / 1024) : otherwise;
+}
+
+inline std::string no_memory_text() {
+  return "memory ran out: " + limit_text("this machine has not enough for what was asked");
+}
+
+inline std::string no_threads_text() {
+  return "so many threads cannot be started: " + limit_text("this machine has not enough memory, or a limit");
+}
+
+// The exit code.
 inline int fail_no_memory() {
-  if (const rlim_t limit = memory_limit(RLIMIT_AS); limit > 0) {
-    print_note("treeattn: memory ran out: this process may have {} KiB of addresses (ulimit -v)\n", limit / 1024);
-  } else {
-    print_note("treeattn: memory ran out: this machine has not enough for what was asked\n");
-  }
+  print_note("treeattn: {}\n", no_memory_text());
   return kUnavailable;
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "command_line.h"
+#include "option_errors.h"
 #include "plan/tree_order.h"
 
 namespace treeattn::tools {
@@ -28,7 +29,9 @@ std::size_t product(std::initializer_list<std::int64_t> factors) {
   std::size_t out = 1;
   for (const std::int64_t factor : factors) {
     base::require(!__builtin_mul_overflow(out, static_cast<std::size_t>(factor), &out),
-                  "the shape has more bytes than fit in {} bits; accepted: smaller numbers", 8 * sizeof(out));
+                  "--heads, --head-dim, --batch, --tokens and --queries make more bytes than fit in {} bits; accepted: "
+                  "smaller numbers",
+                  8 * sizeof(out));
   }
   return out;
 }
@@ -91,18 +94,28 @@ std::optional<double> parse_number(std::string_view text) {
   return value;
 }
 
+int parse_branches(const std::string& text, int otherwise) {
+  const int branches = parse_count_or("--branches", text, 1, 65536, otherwise);
+  with_option("--branches", text, [&] { plan::check_order({.branches = branches}); });
+  return branches;
+}
+
+Strategy parse_strategy_option(const std::string& name) {
+  return with_option("--strategy", name, [&] { return parse_strategy(name); });
+}
+
 ReductionOrder parse_order(const std::string& chunk, const std::string& branches) {
   ReductionOrder order;
   order.chunk_tokens = parse_count_or("--chunk", chunk, 64, 1 << 30, 256);
-  order.branches = parse_count_or("--branches", branches, 1, 65536, 256);
-  plan::check_order(order);
+  base::require(order.chunk_tokens % 64 == 0, "--chunk is \"{}\"; accepted: multiples of 64", chunk);
+  order.branches = parse_branches(branches, 256);
   return order;
 }
 
 std::vector<Strategy> parse_strategies(const std::string& list) {
   std::vector<Strategy> out;
   for (const std::string& name : split_list(list)) {
-    const Strategy strategy = parse_strategy(name);
+    const Strategy strategy = parse_strategy_option(name);
     base::require(std::find(out.begin(), out.end(), strategy) == out.end(),
                   "--strategy names \"{}\" twice; accepted: each once", name);
     out.push_back(strategy);

@@ -70,9 +70,13 @@ struct ShapeOptions {
   std::vector<Shape> shapes() const;
 };
 
+// --branches, checked; `otherwise` where it was not given. Throws InvalidArgument.
+int parse_branches(const std::string& text, int otherwise);
 // --chunk and --branches, checked; empty: not given. Throws InvalidArgument.
 ReductionOrder parse_order(const std::string& chunk, const std::string& branches);
 
+// The strategy of this name. Throws InvalidArgument.
+Strategy parse_strategy_option(const std::string& name);
 // The strategies of a list, none of them twice. Throws InvalidArgument.
 std::vector<Strategy> parse_strategies(const std::string& list);
 

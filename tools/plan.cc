@@ -15,6 +15,7 @@
 #include "command.h"
 #include "json_line.h"
 #include "model_size.h"
+#include "option_errors.h"
 #include "options.h"
 #include "plan/capacity.h"
 #include "table.h"
@@ -64,7 +65,7 @@ Request parse(const PlanOptions& options) {
   plan::CapacityRequest& capacity = request.capacity;
   capacity.context = parse_count("--context", options.context, 1, kMostContext);
   capacity.batch = parse_count("--batch", options.batch, 1, kMostBatch);
-  capacity.cluster = plan::find_cluster(options.cluster);
+  capacity.cluster = inside_option("--cluster", [&] { return plan::find_cluster(options.cluster); });
   capacity.split_weights = options.split_weights;
   if (!options.devices.empty()) {
     request.devices = static_cast<int>(parse_count("--devices", options.devices, 1, plan::kMostDevices));

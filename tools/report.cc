@@ -13,6 +13,7 @@
 #include "command.h"
 #include "experiments.h"
 #include "files.h"
+#include "option_errors.h"
 #include "report_page.h"
 #include "svg_chart.h"
 #include "table.h"
@@ -35,12 +36,13 @@ Outcome read_outcome(const fs::path& file) {
 
 // In the order of the list of experiments.
 std::vector<Outcome> read_data(const fs::path& directory) {
-  base::require(fs::is_directory(directory), "--data is \"{}\"; accepted: a directory made by treeattn reproduce --out",
-                directory.string());
+  std::error_code ignored;
+  base::require(fs::is_directory(directory, ignored),
+                "--data is \"{}\"; accepted: a directory made by treeattn reproduce --out", directory.string());
   std::vector<Outcome> out;
   for (const Experiment& experiment : all_experiments()) {
     const fs::path file = directory / (std::string(experiment.name) + ".json");
-    if (fs::exists(file)) out.push_back(read_outcome(file));
+    if (fs::exists(file, ignored)) out.push_back(read_outcome(file));
   }
   base::require(!out.empty(),
                 "--data is \"{}\", which holds no data; accepted: a directory made by treeattn reproduce --out",
@@ -51,7 +53,7 @@ std::vector<Outcome> read_data(const fs::path& directory) {
 int run(const ReportOptions& options) {
   base::require(!options.data.empty(), "--data is missing; accepted: a directory made by treeattn reproduce --out");
   const std::vector<Outcome> outcomes = read_data(options.data);
-  write_text(options.out, report_page(outcomes));
+  inside_option("--out", [&] { write_text(options.out, report_page(outcomes)); });
   std::vector<Drawing> drawings = topology_drawings();
   for (const Outcome& outcome : outcomes) {
     for (Drawing& drawing : figure_drawings(outcome)) drawings.push_back(std::move(drawing));
@@ -59,7 +61,7 @@ int run(const ReportOptions& options) {
   fmt::print("{}: {}, {}\n", options.out, format_count(std::ssize(outcomes), "experiment"),
              format_count(std::ssize(drawings), "figure"));
   if (options.figures.empty()) return kOk;
-  make_directory(options.figures);
+  inside_option("--figures", [&] { make_directory(options.figures); });
   for (const auto& [id, svg] : drawings) write_text(fs::path(options.figures) / (id + ".svg"), standalone_svg(svg));
   fmt::print("{}: {} SVG files\n", options.figures, drawings.size());
   return kOk;

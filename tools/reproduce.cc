@@ -17,6 +17,7 @@
 #include "files.h"
 #include "json_line.h"
 #include "notes.h"
+#include "option_errors.h"
 #include "progress.h"
 #include "svg_chart.h"
 #include "table.h"
@@ -113,7 +114,7 @@ int run(const ReproduceOptions& options) {
   }
   base::require(!options.names.empty(), "no experiment is named; accepted: names of treeattn reproduce --list, or all");
   const std::vector<const Experiment*> experiments = chosen(options);
-  if (!options.out.empty()) make_directory(options.out);
+  if (!options.out.empty()) inside_option("--out", [&] { make_directory(options.out); });
   DecodeTimes times(simulator(options));
   ExperimentContext context{times, options.quick};
   bool failed = false;

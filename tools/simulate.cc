@@ -20,6 +20,7 @@
 #include "command.h"
 #include "json_line.h"
 #include "notes.h"
+#include "option_errors.h"
 #include "options.h"
 #include "plan/cluster.h"
 #include "plan/tree_order.h"
@@ -39,6 +40,7 @@ constexpr int kMostRingRanks = 1024;
 constexpr double kMostGatherBytes = 6e8;
 // Of K and V on a rank. More than any device has, and less than what the simulator cannot map.
 constexpr std::size_t kMostShare = std::size_t{1} << 40;
+constexpr double kMostFactor = 1e6;  // of a slow rank, as in a cluster file
 
 struct SimulateOptions {
   ShapeOptions shape;
@@ -57,7 +59,7 @@ double parse_overhead(const std::string& text) {
   return *value * 1e-6;
 }
 
-// "3:2.5,7:2" as lines of a cluster file, which checks the factors.
+// "3:2.5,7:2" as lines of a cluster file.
 std::string slow_rank_lines(const std::string& text, int ranks) {
   std::string out;
   std::set<std::int64_t> seen;
@@ -67,6 +69,9 @@ std::string slow_rank_lines(const std::string& text, int ranks) {
                   "--slow-rank is \"{}\"; accepted: RANK:FACTOR, or several with commas between them", text);
     const std::int64_t rank = parse_count("--slow-rank", item.substr(0, colon), 0, ranks - 1);
     base::require(seen.insert(rank).second, "--slow-rank has rank {} twice; accepted: one factor for a rank", rank);
+    const std::optional<double> factor = parse_number(item.substr(colon + 1));
+    base::require(factor && *factor > 0 && *factor <= kMostFactor,
+                  "--slow-rank is \"{}\"; accepted: RANK:FACTOR, the factor more than 0, up to {}", item, kMostFactor);
     out += fmt::format("slow_device = {} {}\n", rank, item.substr(colon + 1));
   }
   return out;
@@ -89,9 +94,11 @@ std::vector<SimulationJob> make_jobs(const SimulateOptions& options) {
   }
   const int most_ranks = *std::max_element(rank_counts.begin(), rank_counts.end());
   const std::string slow = slow_rank_lines(options.slow_rank, most_ranks);
-  job.cluster = plan::cluster_text(options.cluster) + "\n" + slow;
   job.origin = slow.empty() ? options.cluster : options.cluster + " with --slow-rank";
-  const plan::Cluster cluster = plan::parse_cluster(job.cluster, job.origin);
+  const plan::Cluster cluster = inside_option("--cluster", [&] {
+    job.cluster = plan::cluster_text(options.cluster) + "\n" + slow;
+    return plan::parse_cluster(job.cluster, job.origin);
+  });
   job.strategies = strategies_of(options.strategy);
   job.canonical = !options.free_order;
   job.overhead_s = parse_overhead(options.overhead_us);
@@ -106,9 +113,7 @@ std::vector<SimulationJob> make_jobs(const SimulateOptions& options) {
                              ? std::min(devices, job.ranks)
                              : static_cast<int>(parse_count("--ranks-per-node", options.ranks_per_node, 1, devices));
     const int least = std::max(256, static_cast<int>(std::bit_ceil(static_cast<unsigned>(job.ranks))));
-    job.branches =
-        options.branches.empty() ? least : static_cast<int>(parse_count("--branches", options.branches, 1, 65536));
-    plan::check_order({.branches = job.branches});
+    job.branches = parse_branches(options.branches, least);
     const Shape* last = nullptr;
     for (const Shape& shape : shapes) {
       if (last == nullptr || last->kv_heads != shape.kv_heads || last->dtype != shape.dtype) {
@@ -309,7 +314,8 @@ int run(const SimulateOptions& options) {
   if (!options.print_cluster.empty()) {
     base::require(!options.json && !options.csv, "--print-cluster with {}; accepted: without, as it prints a file",
                   options.json ? "--json" : "--csv");
-    fmt::print("{}", plan::built_in_cluster_text(options.print_cluster));
+    fmt::print("{}", with_option("--print-cluster", options.print_cluster,
+                                 [&] { return plan::built_in_cluster_text(options.print_cluster); }));
     return kOk;
   }
   base::require(!options.json || !options.csv, "--json with --csv; accepted: one of them");

@@ -11,6 +11,7 @@
 #include "kernels/cuda/error_model.h"
 #include "kernels/problem.h"
 #include "kernels/reference/reference.h"
+#include "option_errors.h"
 #include "progress.h"
 #include "treeattn/state.h"
 #include "treeattn/thread_pool.h"
@@ -97,7 +98,7 @@ std::vector<VerifyRows> verify_on_cpu(const std::vector<kernels::Case>& cases, s
   if (isa.empty()) {
     for (const CpuTarget* target : kernels::cpu_targets()) targets.push_back(target);
   } else {
-    targets.push_back(&kernels::find_target(isa));
+    targets.push_back(inside_option("--isa", [&] { return &kernels::find_target(isa); }));
   }
   std::vector<VerifyRows> rows;
   for (const CpuTarget* target : targets) rows.push_back({"cpu", target->name, {}});

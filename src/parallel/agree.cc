@@ -53,7 +53,7 @@ void require_same(Communicator& communicator, std::span<const Given> given) {
     text += fmt::format("{}{} {} other {} than rank 0", text.empty() ? "" : ", ", comm::name_ranks(ranks),
                         ranks.size() == 1 ? "has" : "have", fmt::join(what, ", "));
   }
-  base::throw_invalid("{}; accepted: the same calls on every rank", text);
+  base::throw_invalid("{}; accepted: the same on every rank", text);
 }
 
 }  // namespace treeattn::parallel

@@ -275,8 +275,9 @@ std::string cluster_text(const std::string& name_or_path) {
   for (const BuiltIn& cluster : kBuiltIn) {
     if (cluster.name == name_or_path) return std::string(cluster.text);
   }
-  base::require(std::filesystem::exists(name_or_path), "cluster = \"{}\"; accepted: {}, or a file", name_or_path,
-                fmt::join(kBuiltInNames, ", "));
+  std::error_code ignored;  // a name that no file can have is none of a file
+  base::require(std::filesystem::exists(name_or_path, ignored), "cluster = \"{}\"; accepted: {}, or a file",
+                name_or_path, fmt::join(kBuiltInNames, ", "));
   base::File file = base::File::open(name_or_path);
   constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 20;
   if (file.size() > kMostBytes) {

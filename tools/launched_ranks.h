@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that are the processes of an MPI launcher.
+#pragma once
+
+#include <memory>
+
+#include "treeattn/communicator.h"
+
+namespace treeattn::tools {
+
+class CommandLine;
+
+// Collective. Throws InvalidArgument on every rank where they were not told the same (CommandLine::told_to_all_ranks),
+// naming the options and the ranks, or where --ranks, if it was given (else 0), is not their number.
+std::shared_ptr<Communicator> meet_ranks(const CommandLine& command, const RankOptions& options, int rank_count);
+
+}  // namespace treeattn::tools
