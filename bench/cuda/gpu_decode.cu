@@ -57,7 +57,7 @@ KvView view_of(const Shape& s, const std::byte* data) {
 }
 
 void fill(const Shape& s, std::byte* data, unsigned seed) {
-  if (s.type == DType::kBFloat16) {
+  if (dtype_size(s.type) > 1) {  // two of bfloat16 side by side are a float32 like the second
     fill_kernel<<<4096, 256>>>(reinterpret_cast<unsigned short*>(data), s.elements() / 2, seed);
   } else {
     fill_bytes_kernel<<<4096, 256>>>(reinterpret_cast<unsigned char*>(data), s.elements(), seed);
@@ -90,6 +90,20 @@ int main(int argc, char** argv) {
       shapes.back().type = type;
       shapes.back().scales = scales;
     }
+  }
+  for (const std::int64_t tokens : {65536, 131072}) shapes.push_back({128, 8, 128, 1, tokens});
+  for (const Shape& s : {Shape{28, 4, 128, 1, 262144}, Shape{8, 2, 128, 1, 524288}, Shape{16, 1, 128, 1, 1048576}}) {
+    shapes.push_back(s);
+  }
+  for (const Shape& s : {Shape{16, 16, 128, 1, 32768}, Shape{32, 8, 128, 1, 65536}, Shape{64, 8, 128, 1, 65536},
+                         Shape{128, 8, 128, 1, 65536}, Shape{32, 8, 64, 1, 131072}, Shape{16, 8, 256, 1, 65536}}) {
+    shapes.push_back(s);
+    shapes.back().type = DType::kFloat32;
+  }
+  for (const DType type : {DType::kInt8, DType::kFp8E4M3}) {
+    shapes.push_back({128, 8, 128, 1, 262144});
+    shapes.back().type = type;
+    shapes.back().scales = true;
   }
   std::printf("%-9s %-14s %5s %8s %9s %9s %9s %7s %s\n", "K and V", "heads x dim", "batch", "tokens", "MiB", "read ms",
               "ours ms", "ratio", "kernel");
@@ -127,7 +141,7 @@ int main(int argc, char** argv) {
     const double ours =
         median_ms(31, [&](int i) { plans[static_cast<std::size_t>(i % sets)].attention(out, lse, nullptr); });
     check(cudaDeviceSynchronize(), "run");
-    std::printf("%-9s %2lld/%lld x %-8lld %5lld %8lld %9.0f %9.4f %9.4f %6.1f%% %s\n", s.type_name(),
+    std::printf("%-9s %3lld/%lld x %-7lld %5lld %8lld %9.0f %9.4f %9.4f %6.1f%% %s\n", s.type_name(),
                 static_cast<long long>(s.heads), static_cast<long long>(s.kv_heads), static_cast<long long>(s.dim),
                 static_cast<long long>(s.batch), static_cast<long long>(s.tokens),
                 static_cast<double>(bytes) / (1 << 20), read, ours, 100 * read / ours, plans[0].kernel().c_str());

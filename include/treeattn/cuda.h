@@ -50,7 +50,8 @@ class CudaPlan {
 
   // GPU memory of this plan: copies of the tables, the list of work, and states on their way.
   std::size_t workspace_bytes() const;
-  // Which kernel serves the call: "generic", "mma" (16-bit K and V), "mma8" (8-bit K and V), "prefill" (many queries).
+  // Which kernel serves the call: "generic", "mma" (16-bit K and V), "mma8" (8-bit K and V), "mma32"
+  // (float32 K and V), "prefill" (many queries).
   std::string kernel() const;
 
  private:

@@ -13,31 +13,23 @@
 #include <vector>
 
 #include "device_case.h"
-#include "kernels/cuda/error_model.h"
-#include "kernels/problem.h"
 #include "treeattn/cuda.h"
 
 namespace treeattn::kernels {
 namespace {
 
-// The largest error in units of its bound. kernel, if not null, becomes the one that served the call.
-double check_case(const CaseData& data, std::string* kernel = nullptr) {
-  const cuda::DeviceOutput got = DeviceCase(data).run();
-  if (kernel != nullptr) *kernel = got.kernel;
-  const Problem problem = make_problem(data.input(), data.options());
-  return worst_in_bounds(got.out, got.lse, reference_attention(problem, cuda::error_model(got.kernel, problem)));
-}
-
 bool is_byte(DType dtype) { return dtype == DType::kInt8 || dtype == DType::kFp8E4M3; }
 
-// Whether a case is one of those that the tensor-core kernel for 8-bit K and V is there for. Padding may leave rows
-// unaligned.
-bool for_mma8(const Case& shape) {
+// Whether a case is one of those that the tensor-core kernels for 8-bit and for float32 K and V are there for, whose
+// rows are aligned to 16 bytes.
+bool dims_served(const Case& shape) {
   const std::int64_t dim = shape.head_dim;
   const bool dim_served = dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256;
-  return is_byte(shape.k_type) && shape.v_type == shape.k_type && shape.v_dim == dim && dim_served &&
-         shape.row_padding == 0;
+  return shape.v_type == shape.k_type && shape.v_dim == dim && dim_served &&
+         shape.row_padding * static_cast<std::int64_t>(dtype_size(shape.k_type)) % 16 == 0;
 }
+bool for_mma8(const Case& shape) { return is_byte(shape.k_type) && dims_served(shape); }
+bool for_mma32(const Case& shape) { return shape.k_type == DType::kFloat32 && dims_served(shape); }
 
 class CudaTest : public testing::Test {
  protected:
@@ -49,21 +41,29 @@ class CudaTest : public testing::Test {
 TEST_F(CudaTest, CaseList) {
   const std::size_t step = thinning();
   const std::vector<Case> cases = case_list();
-  double worst = 0, worst_bytes = 0;
-  int bytes = 0;
+  double worst = 0, worst_bytes = 0, worst_wide = 0;
+  int bytes = 0, wide = 0;
   for (std::size_t i = 0; i < cases.size(); i += step) {
     const Case& shape = cases[i];
     std::string kernel;
     const double error = check_case(CaseData(shape, i + 1), &kernel);
     EXPECT_LE(error, 1) << shape.name << " by " << kernel;
     EXPECT_EQ(kernel == "mma8", for_mma8(shape)) << shape.name << " by " << kernel;
+    EXPECT_EQ(kernel == "mma32", for_mma32(shape)) << shape.name << " by " << kernel;
     worst = std::max(worst, error);
-    if (kernel != "mma8") continue;
-    worst_bytes = std::max(worst_bytes, error);
-    ++bytes;
+    if (kernel == "mma8") {
+      worst_bytes = std::max(worst_bytes, error);
+      ++bytes;
+    }
+    if (kernel == "mma32") {
+      worst_wide = std::max(worst_wide, error);
+      ++wide;
+    }
   }
   EXPECT_GE(bytes, static_cast<int>(40 / step));
-  std::printf("largest error %.3f of its bound; %.3f in the %d cases of mma8\n", worst, worst_bytes, bytes);
+  EXPECT_GE(wide, static_cast<int>(40 / step));
+  std::printf("largest error %.3f of its bound; %.3f in the %d cases of mma8, %.3f in the %d of mma32\n", worst,
+              worst_bytes, bytes, worst_wide, wide);
 }
 
 TEST_F(CudaTest, RandomCases) {

@@ -53,6 +53,7 @@ std::vector<Kind> kinds() {
     shape.head_dim = shape.v_dim = 64;
   });
   add("fp8", "mma8", [](Case& shape) { shape.k_type = shape.v_type = DType::kFp8E4M3; });
+  add("float32", "mma32", [](Case& shape) { shape.q_type = shape.k_type = shape.v_type = DType::kFloat32; });
   add("generic", "generic", [](Case& shape) { shape.q_type = DType::kFloat32; });
   return out;
 }

@@ -11,6 +11,8 @@
 #include <string>
 
 #include "kernels/cuda/device_case.h"
+#include "kernels/cuda/error_model.h"
+#include "kernels/problem.h"
 
 namespace treeattn::kernels {
 
@@ -48,5 +50,13 @@ class DeviceMemory {
  private:
   void* data_ = nullptr;
 };
+
+// The largest error in units of its bound. kernel, if not null, becomes the one that served the call.
+inline double check_case(const CaseData& data, std::string* kernel = nullptr) {
+  const cuda::DeviceOutput got = DeviceCase(data).run();
+  if (kernel != nullptr) *kernel = got.kernel;
+  const Problem problem = make_problem(data.input(), data.options());
+  return worst_in_bounds(got.out, got.lse, reference_attention(problem, cuda::error_model(got.kernel, problem)));
+}
 
 }  // namespace treeattn::kernels

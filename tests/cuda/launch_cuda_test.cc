@@ -91,7 +91,8 @@ TEST(LaunchCudaTest, FewerRowsOfAnItemHaveTheSameBits) {
       {DType::kBFloat16, 96, 16, 1, kSmall, 8},   {DType::kFloat16, 128, 5, 3, kSmall, 5},
       {DType::kBFloat16, 128, 12, 2, kSmall, 8},  {DType::kBFloat16, 256, 4, 1, kAmpere, 4},
       {DType::kFloat16, 256, 1, 7, kAmpere, 3},   {DType::kFp8E4M3, 256, 8, 1, kSmall, 4},
-      {DType::kBFloat16, 256, 16, 1, kAmpere, 4}, {DType::kFloat32, 256, 16, 1, kSmall, 8}};
+      {DType::kBFloat16, 256, 16, 1, kAmpere, 4}, {DType::kFloat32, 248, 16, 1, kSmall / 2, 8},
+      {DType::kFloat32, 128, 12, 2, kSmall, 8},   {DType::kFloat32, 256, 4, 1, kAmpere, 2}};
   for (const Kind& kind : kinds) {
     Case shape;
     shape.k_type = shape.v_type = kind.type;

@@ -248,7 +248,7 @@ Arithmetic gpu_arithmetic(DType cache) {
   problem.q.dtype = problem.k.dtype = problem.v.dtype = cache;
   Arithmetic result;
   result.linear = [](DType weights) { return kernels::cuda::linear_model(weights, kernels::Pass::kPrefill, 8, 8); };
-  result.attention = kernels::cuda::error_model(narrow ? "prefill" : "generic", problem);
+  result.attention = kernels::cuda::error_model(narrow ? "prefill" : "mma32", problem);
   result.cached_bits = result.query_bits = testing_model::bits_of(cache);
   return result;
 }

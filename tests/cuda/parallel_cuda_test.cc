@@ -127,7 +127,7 @@ TEST_P(MixedRanks, CpuAndGpuCarryOneSequence) {
   for (auto& prepared : cases) {
     const kernels::Problem problem = kernels::make_problem(prepared->data.input(), prepared->data.options());
     kernels::ErrorModel model = kernels::error_model(kernels::active_target(), problem);
-    for (const char* kernel : {"mma", "mma8"}) {
+    for (const char* kernel : {"mma", "mma8", "mma32"}) {
       const kernels::ErrorModel other = kernels::cuda::error_model(kernel, problem);
       model.unit_roundoff = std::max(model.unit_roundoff, other.unit_roundoff);
       model.weight_error = std::max(model.weight_error, other.weight_error);

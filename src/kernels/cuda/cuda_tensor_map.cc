@@ -52,7 +52,9 @@ bool make_tensor_map(const KvView& view, std::int64_t first_key, int tile, bool 
       half_line ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_NONE;
   const cuuint32_t box[4] = {static_cast<cuuint32_t>((narrow ? 64 : 128) / size), 1, static_cast<cuuint32_t>(tile), 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const CUtensorMapDataType type = size == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  const CUtensorMapDataType type = size == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                   : size == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                                               : CU_TENSOR_MAP_DATA_TYPE_UINT32;
   CUtensorMap encoded;
   const CUresult result = encode(
       &encoded, type, 4, const_cast<void*>(view.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,

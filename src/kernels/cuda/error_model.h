@@ -32,6 +32,14 @@ inline ErrorModel error_model(std::string_view kernel, const Problem& problem) {
     model.weight_error = 0x1p-21;
     model.weight_floor = 0x1p-25;
   }
+  if (kernel == "mma32") {
+    model.unit_roundoff = 0x1p-22;  // as above
+    // Two limbs of 11 bits hold a number to 2^-22, and the product of the lower ones, left out, is 2^-22 of the whole:
+    // three times that for a product, in a logit or in an average, there beside exp2's.
+    model.query_error = 0x1.9p-21;
+    model.weight_error = 0x1.1p-20;
+    model.tile_tokens = 32;  // four warps by 8 keys
+  }
   if (kernel == "prefill") {
     model.unit_roundoff = 0x1p-22;
     // A weight is one number of 8 bits, or of 11, and exp2's error comes with it. Of 8-bit K and V that number, of 8

@@ -135,15 +135,15 @@ __device__ inline MergeWeights merge_sums(int lane, float& m, float& l) {
   return kept;
 }
 
-// Merges kCount states of every row, `stride` floats apart, along the tree, and stores the result. A warp takes a row
-// and needs nobody else. Lane k has m and l of state k % kCount; all lanes find m and l of the row together, and each
-// keeps the weights of the merge at which its state begins the higher side. Meanwhile the values are on their way, four
-// columns of every state a lane.
-template <int kCount>
-__device__ void merge_group(const AttentionParams& p, const WorkItem& item, const float* states, std::int64_t stride) {
+// Merges kCount states of every row, `stride` floats apart, along the tree, and stores the result, or, where the group
+// has more, the state in place of the first. A warp takes a row and needs nobody else. Lane k has m and l of state
+// k % kCount; all lanes find m and l of the row together, and each keeps the weights of the merge at which its state
+// begins the higher side. Meanwhile the values are on their way, four columns of every state a lane.
+template <int kCount, bool kInPlace = false>
+__device__ void merge_group(const AttentionParams& p, const WorkItem& item, float* states, std::int64_t stride) {
   const int lane = static_cast<int>(threadIdx.x) % 32, units = p.v.dim / 4;
   for (int r = static_cast<int>(threadIdx.x) / 32; r < item.rows(); r += static_cast<int>(blockDim.x) / 32) {
-    const float* const row = states + r * row_state_floats(p.v.dim);
+    float* const row = states + r * row_state_floats(p.v.dim);
     const float2 own = __ldcg(reinterpret_cast<const float2*>(row + lane % kCount * stride + p.v.dim));
     float4 value[kCount];
     const auto load = [&](int unit) {
@@ -165,7 +165,14 @@ __device__ void merge_group(const AttentionParams& p, const WorkItem& item, cons
           value[k] = w.merged(value[k], value[k + width]);
         }
       }
-      if (first + lane < units) store_result(p, item.node, global_row(p, item, r), (first + lane) * 4, m, l, value[0]);
+      const int column = (first + lane) * 4;
+      if (first + lane >= units) continue;
+      if constexpr (kInPlace) {
+        *reinterpret_cast<float4*>(row + column) = value[0];
+        if (column == 0) *reinterpret_cast<float2*>(row + p.v.dim) = make_float2(m, l);
+      } else {
+        store_result(p, item.node, global_row(p, item, r), column, m, l, value[0]);
+      }
     }
   }
 }
@@ -215,18 +222,44 @@ __device__ inline void merge_wide_group(const AttentionParams& p, const WorkItem
   }
 }
 
-// More states than are merged at once: pair by pair where they lie.
-__device__ __noinline__ inline void merge_pairs(float* states, std::int64_t stride, int count, int rows, int v_dim) {
-  const auto lower = [&](int pair) { return states + pair * 2 * stride; };
-  merge_blocks(count / 2, rows, v_dim, lower, [&](int pair) { return lower(pair) + stride; });
+// The result of a group of 1, 2, 4, ... kMergeAtOnce items.
+__device__ inline void merge_group(const AttentionParams& p, const WorkItem& item, float* states, std::int64_t stride,
+                                   int count) {
+  switch (count) {
+    case 1:
+      return merge_group<1>(p, item, states, stride);
+    case 2:
+      return merge_group<2>(p, item, states, stride);
+    case 4:
+      return merge_group<4>(p, item, states, stride);
+    case 8:
+      return merge_group<8>(p, item, states, stride);
+    case 16:
+      return merge_group<16>(p, item, states, stride);
+    default:
+      return merge_group<kMergeAtOnce>(p, item, states, stride);
+  }
+}
+
+// Of a group of more: run by run first. Nobody but the warp of a row needs what it stores. By value: an item whose
+// address is taken is not in registers.
+__device__ __noinline__ inline void merge_large_group(const AttentionParams& p, WorkItem item, float* states,
+                                                      std::int64_t stride, int count) {
+  for (; count > kMergeAtOnce; count /= kMergeAtOnce, stride *= kMergeAtOnce) {
+    for (int first = 0; first < count; first += kMergeAtOnce) {
+      merge_group<kMergeAtOnce, true>(p, item, states + first * stride, stride);
+    }
+    __syncwarp();
+  }
+  merge_group(p, item, states, stride, count);
 }
 
 // Called by all threads of the block, behind a barrier, once item_states of this block's item is written. kWide: where
 // there may be groups for merge_wide_group, which takes more registers.
 template <bool kWide = false>
 __device__ inline void finish_item(const AttentionParams& p, const WorkItem& item) {
-  std::int64_t stride = static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(p.v.dim);
-  float* states = p.item_states + item.group_slot * stride;
+  const std::int64_t stride = static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(p.v.dim);
+  float* const states = p.item_states + item.group_slot * stride;
   if (item.group_items > 1) {
     bool last = false;
     if (threadIdx.x == 0) {
@@ -241,23 +274,10 @@ __device__ inline void finish_item(const AttentionParams& p, const WorkItem& ite
     }
     if (!__syncthreads_or(last)) return;
   }
-  int count = item.group_items;
+  const int count = item.group_items;
   if (kWide && count == 2 * kMergeAtOnce) return merge_wide_group(p, item, states, stride);
-  for (; count > kMergeAtOnce; count /= 2, stride *= 2) merge_pairs(states, stride, count, item.rows(), p.v.dim);
-  switch (count) {
-    case 1:
-      return merge_group<1>(p, item, states, stride);
-    case 2:
-      return merge_group<2>(p, item, states, stride);
-    case 4:
-      return merge_group<4>(p, item, states, stride);
-    case 8:
-      return merge_group<8>(p, item, states, stride);
-    case 16:
-      return merge_group<16>(p, item, states, stride);
-    default:
-      return merge_group<32>(p, item, states, stride);
-  }
+  if (count > kMergeAtOnce) return merge_large_group(p, item, states, stride, count);
+  merge_group(p, item, states, stride, count);
 }
 
 }  // namespace treeattn::kernels::cuda

@@ -43,6 +43,11 @@ __device__ inline void load_shared(std::uint32_t (&r)[(kBytes + 3) / 4], std::ui
   }
 }
 
+__device__ inline void store_shared(std::uint32_t address, float4 x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+               : "memory");
+}
+
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ inline void load_matrices(std::uint32_t (&r)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
@@ -86,6 +91,15 @@ __device__ inline void multiply_add_bytes(int (&c)[4], const std::uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// c [16, 8] += a [16, 8] b [8, 8], of float32 the upper 19 bits: what is below them is taken for zero.
+__device__ inline void multiply_add_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                         std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Two floats as a pair of T, rounded; the first in the low half.
 template <class T>
 __device__ std::uint32_t pack(float low, float high);
@@ -109,6 +123,21 @@ __device__ inline float2 unpack<__nv_bfloat16>(std::uint32_t pair) {
 template <>
 __device__ inline float2 unpack<__half>(std::uint32_t pair) {
   return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+
+// The largest of 16, 8, 4 and 2 that divides.
+constexpr int load_bytes(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 2; }
+
+// Four elements of q, aligned to as much.
+template <class T>
+__device__ inline float4 four_elements(const std::byte* from) {
+  const uint2 pairs = *reinterpret_cast<const uint2*>(from);
+  const float2 low = unpack<T>(pairs.x), high = unpack<T>(pairs.y);
+  return make_float4(low.x, low.y, high.x, high.y);
+}
+template <>
+__device__ inline float4 four_elements<float>(const std::byte* from) {
+  return *reinterpret_cast<const float4*>(from);
 }
 
 }  // namespace treeattn::kernels::cuda

@@ -9,16 +9,16 @@ namespace treeattn::kernels::cuda {
 namespace {
 
 // Rows are copied in units of 16 bytes.
-bool rows_aligned(const DeviceKv& kv, std::int64_t element_bytes) {
-  const std::int64_t unit = 16 / element_bytes;
+bool rows_aligned(const DeviceKv& kv) {
+  const auto unit = static_cast<std::int64_t>(16 / dtype_size(kv.dtype));
   const bool strides = kv.batch_stride % unit == 0 && kv.token_stride % unit == 0 && kv.head_stride % unit == 0 &&
                        kv.page_stride % unit == 0;
   return strides && reinterpret_cast<std::uintptr_t>(kv.data) % 16 == 0;
 }
 
 // Rows of q are loaded `elements` at a time.
-bool queries_aligned(const AttentionParams& p, std::int64_t elements, std::int64_t element_bytes) {
-  return reinterpret_cast<std::uintptr_t>(p.q) % static_cast<std::uintptr_t>(elements * element_bytes) == 0 &&
+bool queries_aligned(const AttentionParams& p, std::int64_t elements) {
+  return reinterpret_cast<std::uintptr_t>(p.q) % (static_cast<std::size_t>(elements) * dtype_size(p.q_dtype)) == 0 &&
          p.q_batch_stride % elements == 0 && p.q_query_stride % elements == 0 && p.q_head_stride % elements == 0;
 }
 
@@ -33,22 +33,22 @@ bool heads_in_twos(const AttentionParams& p, int rows, int most_rows) {
 Launch find_of_rows(const AttentionParams& p, int rows, std::size_t most_bytes) {
   if (!has_short_positions(p)) return {};
   if (p.k.dtype != p.v.dtype || p.k.dim != p.v.dim) return {};
-  const bool bytes = p.k.dtype == DType::kInt8 || p.k.dtype == DType::kFp8E4M3;
-  if (!rows_aligned(p.k, bytes ? 1 : 2) || !rows_aligned(p.v, bytes ? 1 : 2)) return {};
-  if (bytes) {
-    const bool wide = p.q_dtype == DType::kFloat32;
-    if (!queries_aligned(p, 4, wide ? 4 : 2)) return {};
+  if (!rows_aligned(p.k) || !rows_aligned(p.v)) return {};
+  if (p.k.dtype == DType::kInt8 || p.k.dtype == DType::kFp8E4M3) {
+    if (!queries_aligned(p, 4)) return {};
     // A float32 is two limbs, and they take the room of the second 8 rows.
-    const int most = wide ? 8 : 16;
+    const int most = p.q_dtype == DType::kFloat32 ? 8 : 16;
     const bool two_heads = heads_in_twos(p, rows, most);
     const int taken = two_heads ? 2 * rows : std::min(rows, most);
-    return p.k.dtype == DType::kInt8 ? find_decode_int8(p.k.dim, taken, two_heads)
-                                     : find_decode_fp8(p.k.dim, taken, two_heads);
+    return p.k.dtype == DType::kInt8 ? find_decode_int8(p.k.dim, taken, two_heads, most_bytes)
+                                     : find_decode_fp8(p.k.dim, taken, two_heads, most_bytes);
   }
-  if (p.k.dtype != p.q_dtype || !queries_aligned(p, 2, 2)) return {};
-  if (p.q_dtype == DType::kBFloat16) return find_decode_bf16(p.k.dim, rows, most_bytes);
-  if (p.q_dtype == DType::kFloat16) return find_decode_f16(p.k.dim, rows, most_bytes);
-  return {};
+  if (p.k.dtype == DType::kFloat32) {
+    return queries_aligned(p, 4) ? find_decode_f32(p.k.dim, rows, most_bytes) : Launch{};
+  }
+  if (p.k.dtype != p.q_dtype || !queries_aligned(p, 2)) return {};
+  return p.q_dtype == DType::kBFloat16 ? find_decode_bf16(p.k.dim, rows, most_bytes)
+                                       : find_decode_f16(p.k.dim, rows, most_bytes);
 }
 
 }  // namespace

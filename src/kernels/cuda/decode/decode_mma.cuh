@@ -39,7 +39,8 @@ struct MmaLayout {
   static constexpr int kScales = kPieces * kPieceBytes;
   static constexpr int kNotes = kScales + kPieces * Warp::Scales::kBytes;  // a Piece each
   static constexpr int kBarriers = kNotes + kPieces * static_cast<int>(sizeof(Piece));
-  static constexpr int kStates = kBarriers + kPieces * 8;
+  static constexpr int kQueries = kBarriers + kPieces * 8;
+  static constexpr int kStates = kQueries + Warp::kQueryBytes;
   static_assert(kStates % 16 == 0);
 
   // levels: log2 of the most leaves with keys that an item has.
@@ -122,7 +123,8 @@ __device__ inline void multiply_columns(float (&o)[kSteps][4], float of_row, int
 }
 
 // One warp's part of a leaf. kHalves: 1 for up to 8 rows, 2 for up to 16. A thread has the logits of rows lane / 4 (and
-// that plus 8), and of o^T the columns of rows lane % 4 * 2 and one more.
+// that plus 8), and of o^T the columns of rows lane % 4 * 2 and one more. T: bfloat16 or float16; for float32 see
+// decode_mma32.cuh.
 template <class T, int kColumns, int kHalves>
 class MmaWarp {
  public:
@@ -131,11 +133,12 @@ class MmaWarp {
   static constexpr bool kBoundByMemory = true;
   static constexpr bool kStartsAtOnce = true;      // asks for keys before anything is read, if it can
   static constexpr bool kQueriesAsTheyAre = true;  // loading them waits for nothing
+  static constexpr int kQueryBytes = 0;            // of shared memory, where q is not in registers
   using Copy = PieceCopy<2 * kDim, kMmaTile>;
   using Scales = NoScales;
   static constexpr int kSteps = kDim / 16;
 
-  __device__ MmaWarp(const AttentionParams& params, const WorkItem& work, int lane_number)
+  __device__ MmaWarp(const AttentionParams& params, const WorkItem& work, int lane_number, std::uint32_t /*queries*/)
       : p(params), item(work), lane(lane_number), log2_scale(params.scale * kLog2E) {
     // Four matrices: keys 0 to 7 and columns 0 to 7, then the next columns, then the next keys.
 #pragma unroll
@@ -145,7 +148,7 @@ class MmaWarp {
   }
 
   // Rows that the item does not have repeat its last: nobody reads what becomes of them.
-  __device__ void load_queries() {
+  __device__ void load_queries(int /*number*/) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int row = min(lane / 4 + half * 8, item.rows() - 1);
@@ -287,7 +290,7 @@ __device__ __noinline__ inline void redo_item(const AttentionParams& p, float* t
   __syncthreads();
 }
 
-// Warp: how a warp folds a piece, MmaWarp or Mma8Warp.
+// Warp: how a warp folds a piece, an MmaWarp or an Mma8Warp.
 template <class Warp, int kStages, int kBlocks>
 __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const __grid_constant__ AttentionParams p) {
   using Layout = MmaLayout<Warp, kStages>;
@@ -341,14 +344,18 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   const int rows = item.rows();
   const typename Warp::Scales scales(
       p, item, shared_address(memory + Layout::kScales) + number * kStages * Warp::Scales::kBytes, kStages);
-  Warp warp(p, item, lane);
+  Warp warp(p, item, lane, shared_address(memory + Layout::kQueries));
+  const auto load_queries = [&] {
+    warp.load_queries(number);
+    if (Warp::kQueryBytes > 0) __syncthreads();
+  };
   const auto start_scales = [&](int stage, const Piece& piece) {
     scales.start(stage, piece, lane);
     if (!p.tensor_copies || scaled) Copy::arrive_after_rows(barrier_of(stage));
     __syncwarp();
   };
   const bool has_q = Warp::kQueriesAsTheyAre && at_once;
-  if (has_q) warp.load_queries();  // nothing waits for it here
+  if (has_q) load_queries();  // nothing waits for it here
   if (at_once) {
     const int first = first_token(p, item.first_leaf) + number * kTile;
 #pragma unroll 1
@@ -399,7 +406,7 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   for (int stage = 0, turn = -kStages; !at.done(keys); ++turn) {
     if (turn == 0) {
       wait_for_earlier();
-      if (!has_q) warp.load_queries();
+      if (!has_q) load_queries();
     }
     if (turn >= 0) {
       if (leaf_at[0] != at.leaf) {
@@ -454,15 +461,30 @@ Launch decode_mma_launch(int rows, int levels) {
   return launch;
 }
 
+// log2 of the most leaves with keys of an item: items of the default 256 leaves are then no more than kMergeAtOnce.
+constexpr int levels_for(int rows) { return rows <= 2 ? 4 : 3; }
+
+// States of more than 8 rows of 128 columns leave room for one block on a multiprocessor. Then it has twice as much on
+// its way, where there is room for that.
+template <class Warp, int kStages>
+Launch decode_mma_of_many_rows(int rows, std::size_t most_bytes) {
+  if constexpr (Warp::kDim > 96) {
+    const Launch deeper = decode_mma_launch<Warp, 2 * kStages, 1>(std::min(rows, 16), levels_for(rows));
+    if (deeper.shared_bytes <= most_bytes) return deeper;
+  }
+  return decode_mma_launch<Warp, kStages>(std::min(rows, 16), levels_for(rows));
+}
+
 // The kernel for elements of T, head dim kDim and items of at most `rows` rows; the bits do not depend on kStages.
 template <class T, int kDim>
 Launch decode_mma_of_dim(int rows, std::size_t most_bytes) {
-  const int levels = rows <= 2 ? 4 : rows <= 8 ? 3 : 2;
-  constexpr int kStages = kDim <= 64 ? 4 : 2;  // 64 KiB on their way to a block
+  // 64 KiB on their way to a block, or more.
+  constexpr int kStages = std::max(2, (64 << 10) / (kMmaWarps * MmaLayout<MmaWarp<T, kDim, 1>, 1>::kPieceBytes));
+  const int levels = levels_for(rows);
   if constexpr (kDim <= 128) {
     // States of one or two rows leave room for a third block on a multiprocessor: while one begins or ends, two work.
     if (rows <= 2) return decode_mma_launch<MmaWarp<T, kDim, 1>, kStages, 3>(rows, levels);
-    if (rows > 8) return decode_mma_launch<MmaWarp<T, kDim, 2>, kStages>(std::min(rows, 16), levels);
+    if (rows > 8) return decode_mma_of_many_rows<MmaWarp<T, kDim, 2>, kStages>(rows, most_bytes);
   } else {
     // The accumulators of 16 rows of 256 columns are more than there are registers.
     const Launch deeper = decode_mma_launch<MmaWarp<T, kDim, 1>, 3>(rows, levels);

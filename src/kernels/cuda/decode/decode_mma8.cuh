@@ -19,21 +19,6 @@
 
 namespace treeattn::kernels::cuda {
 
-// The largest of 16, 8, 4 and 2 that divides.
-constexpr int load_bytes(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 2; }
-
-// Four elements of q, aligned to as much.
-template <class T>
-__device__ inline float4 four_elements(const std::byte* from) {
-  const uint2 pairs = *reinterpret_cast<const uint2*>(from);
-  const float2 low = unpack<T>(pairs.x), high = unpack<T>(pairs.y);
-  return make_float4(low.x, low.y, high.x, high.y);
-}
-template <>
-__device__ inline float4 four_elements<float>(const std::byte* from) {
-  return *reinterpret_cast<const float4*>(from);
-}
-
 // One warp's part of a leaf. kHalves: 1 for up to 8 rows, 2 for up to 16 and queries that one limb holds. A thread has
 // the logits of rows lane / 4 (and that plus 8), and of o^T the columns of rows lane % 4 * 2 and one more. kKvHeads:
 // KV heads of an item, side by side, 1 or 2.
@@ -47,10 +32,11 @@ class Mma8Warp {
   static constexpr bool kBoundByMemory = false;       // conversions and scales keep it busy as well
   static constexpr bool kStartsAtOnce = kHeads == 2;  // with one head there are no registers to spare for it
   static constexpr bool kQueriesAsTheyAre = false;
+  static constexpr int kQueryBytes = 0;
   using Copy = PieceCopy<kWidth, kTile>;
   using Scales = PieceScales<kTile, kHeads>;
 
-  __device__ Mma8Warp(const AttentionParams& params, const WorkItem& work, int lane_number)
+  __device__ Mma8Warp(const AttentionParams& params, const WorkItem& work, int lane_number, std::uint32_t /*queries*/)
       : p(params), item(work), lane(lane_number) {
     if (kHeads == 2) rows_of_second = __ballot_sync(~0u, lane % item.heads >= p.heads_per_kv);
 #pragma unroll
@@ -63,7 +49,7 @@ class Mma8Warp {
   }
 
   // Rows that the item does not have repeat its last: nobody reads what becomes of them.
-  __device__ void load_queries() {
+  __device__ void load_queries(int /*number*/) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int row = min(lane / 4 + half * 8, item.rows() - 1);
@@ -343,20 +329,19 @@ class Mma8Warp {
 
 // The kernel for head dim kDim and items of at most `rows` rows.
 template <class Bytes, int kDim, int kHeads = 1>
-Launch decode_mma8_launch(int rows) {
-  const int levels = rows <= 2 ? 4 : rows <= 8 ? 3 : 2;
+Launch decode_mma8_of_dim(int rows, std::size_t most_bytes) {
   constexpr int kStages = 2;  // 64 KiB on their way to a block
   if constexpr (kDim <= 128) {
-    if (rows > 8) return decode_mma_launch<Mma8Warp<Bytes, kDim, 2, kHeads>, kStages>(std::min(rows, 16), levels);
+    if (rows > 8) return decode_mma_of_many_rows<Mma8Warp<Bytes, kDim, 2, kHeads>, kStages>(rows, most_bytes);
   }
-  return decode_mma_launch<Mma8Warp<Bytes, kDim, 1, kHeads>, kStages>(std::min(rows, 8), levels);
+  return decode_mma_launch<Mma8Warp<Bytes, kDim, 1, kHeads>, kStages>(std::min(rows, 8), levels_for(rows));
 }
 
 // The same for any head dim; kernel is null where there is none. Each type is compiled in a file of its own.
 template <class Bytes>
-Launch decode_mma8_launch(int dim, int rows, bool two_heads) {
-  if (two_heads) return decode_mma8_launch<Bytes, 64, 2>(rows);
-  return for_head_dim(dim, [&](auto fixed) { return decode_mma8_launch<Bytes, fixed.value>(rows); });
+Launch decode_mma8_launch(int dim, int rows, bool two_heads, std::size_t most_bytes) {
+  if (two_heads) return decode_mma8_of_dim<Bytes, 64, 2>(rows, most_bytes);
+  return for_head_dim(dim, [&](auto fixed) { return decode_mma8_of_dim<Bytes, fixed.value>(rows, most_bytes); });
 }
 
 }  // namespace treeattn::kernels::cuda

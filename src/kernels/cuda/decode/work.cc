@@ -26,6 +26,19 @@ struct RowTile {
   }
 };
 
+// Of the cut of a share into parts.
+struct CutLimits {
+  int leaves;  // with keys, of a part
+  int parts;   // if there is no other reason
+
+  // As many parts as are merged at once, of several heads so many of each: their items are fewer. More only where the
+  // memory would not be busy with those. copies: items of a part, of all shares together.
+  CutLimits(const ItemLimits& limits, std::int64_t copies, int busy)
+      : leaves(1 << limits.levels), parts(limits.kv_heads * kMergeAtOnce) {
+    while (copies > 0 && parts * copies < busy) parts *= 2;
+  }
+};
+
 // The part of one sequence that lies below one of the nodes asked for.
 class Share {
  public:
@@ -56,13 +69,11 @@ class Share {
 
   // Into how many parts, a power of two: no part longer than `most_chunks`, if there is no other reason against it; no
   // part with more leaves that have keys than the limit; hardly any without.
-  int parts(std::int64_t most_chunks, const ItemLimits& limits) const {
+  int parts(std::int64_t most_chunks, const CutLimits& limits) const {
     int parts = 1;
-    const int most_leaves = 1 << limits.levels;
-    // Items of several heads are fewer.
-    const int most_parts = std::min({leaves(), used(), limits.kv_heads * kMergeAtOnce});
+    const int most_parts = std::min({leaves(), used(), limits.parts});
     while (2 * parts <= most_parts && largest(chunks_before_, parts) > most_chunks) parts *= 2;
-    while (largest(used_before_, parts) > most_leaves) parts *= 2;
+    while (largest(used_before_, parts) > limits.leaves) parts *= 2;
     return parts;
   }
   std::int64_t longest(int parts) const { return largest(chunks_before_, parts); }
@@ -89,10 +100,10 @@ class Share {
 // many more there are; it is not when the last round has fewer items than that. And in the last round those that happen
 // to be faster, by about a tenth, wait for the others. Where every block counts, one round is best: nothing goes on
 // while a block begins or ends.
-std::int64_t best_length(const std::vector<Share>& shares, std::int64_t copies, const ItemLimits& limits, int slots,
+std::int64_t best_length(const std::vector<Share>& shares, std::int64_t copies, const CutLimits& limits, int slots,
                          int busy) {
   constexpr double kPerItem = 0.2;   // what beginning and ending an item costs, in chunks
-  constexpr double kMoreMerges = 1;  // what merging more than kMergeAtOnce items costs
+  constexpr double kMoreMerges = 1;  // what merging every kMergeAtOnce items but the first costs
   constexpr double kUneven = 0.1;
   std::int64_t longest = 1;
   for (const Share& share : shares) longest = std::max(longest, share.longest(1));
@@ -114,7 +125,7 @@ std::int64_t best_length(const std::vector<Share>& shares, std::int64_t copies, 
     if (busy == slots) waiting = items * copies > slots ? 0.5 : 0.0;
     if (last_round > 0 && last_round < busy) waiting += 1.0 - static_cast<double>(last_round) / busy;
     const double time = total * static_cast<double>(copies) / busy + waiting * static_cast<double>(most) +
-                        (most_parts > kMergeAtOnce ? kMoreMerges : 0);
+                        kMoreMerges * ((most_parts - 1) / kMergeAtOnce);
     if (time <= best_time) {
       best = length;
       best_time = time;
@@ -159,13 +170,14 @@ Work split_work(const Problem& problem, ItemLimits limits, int slots, int busy) 
     for (std::int64_t b = 0; b < problem.q.batch; ++b) shares.emplace_back(problem, b, static_cast<int>(n));
   }
   const std::int64_t copies = problem.k.kv_heads / limits.kv_heads * tile.count(problem);
-  const std::int64_t length = best_length(shares, copies, limits, slots, busy);
+  const CutLimits cut(limits, copies * static_cast<std::int64_t>(shares.size()), busy);
+  const std::int64_t length = best_length(shares, copies, cut, slots, busy);
 
   // Where not all items run at the same time, those of the last sequences are shorter and shorter: none of them takes
   // longer than what is left of the whole, so that all blocks end at about the same time.
   std::int64_t items = 0, left = 0;
   for (const Share& share : shares) {
-    items += copies * share.parts(length, limits);
+    items += copies * share.parts(length, cut);
     left += copies * share.chunks(0, 1);
   }
   const auto length_now = [&] {
@@ -174,7 +186,7 @@ Work split_work(const Problem& problem, ItemLimits limits, int slots, int busy) 
 
   Work work;
   for (const Share& share : shares) {
-    const int parts = share.parts(length_now(), limits);
+    const int parts = share.parts(length_now(), cut);
     left -= copies * share.chunks(0, 1);
     const int width = share.leaves() / parts;
     for (std::int64_t q = 0; q < problem.q.queries; q += tile.queries) {
