@@ -132,6 +132,7 @@ std::vector<Request> KvRing::send_own(const RingPiece& piece) {
   if (!reached_) {
     const auto memory = make_memory(piece.pages.size());
     copy_own(piece, *memory, 0);
+    store_.pool().backend().finish();
     return send(piece, memory, 0);
   }
   return start_messages(
@@ -145,6 +146,7 @@ std::shared_ptr<PageMemory> KvRing::make_memory(std::size_t pages) const {
   return std::make_shared<PageMemory>(store_.config(), pages, on_gpu ? store_.pool().shared_backend() : nullptr);
 }
 
+// Done when the backend has finished.
 void KvRing::copy_own(const RingPiece& piece, const PageMemory& memory, std::size_t first_page) const {
   const TokenBytes bytes = token_bytes(store_.config());
   KvMemory& backend = store_.pool().backend();
@@ -159,7 +161,6 @@ void KvRing::copy_own(const RingPiece& piece, const PageMemory& memory, std::siz
       }
     }
   }
-  backend.finish();
 }
 
 // body for pieces whose pages lie in `memory` one after the other, computed with where the cache is.
@@ -213,9 +214,15 @@ void KvRing::collect(const Body& body) {
     if (i > 0) first_page[i] = first_page[i - 1] + all[i - 1].pages.size();
     if (i >= own_.size()) receives[i] = receive(all[i], memory, first_page[i]);
   }
+  // Own pieces go from where they lie, or, where messages cannot reach that, from the copy that is made anyway.
+  const bool sent = comm_.size() > 1;
   for (std::size_t i = 0; i < own_.size(); ++i) {
-    if (comm_.size() > 1) keep(send_own(own_[i]));
+    if (sent && reached_) keep(send_own(own_[i]));
     copy_own(own_[i], *memory, first_page[i]);
+  }
+  store_.pool().backend().finish();
+  for (std::size_t i = 0; i < own_.size(); ++i) {
+    if (sent && !reached_) keep(send(own_[i], memory, first_page[i]));
   }
   for (std::size_t i = own_.size(); i < all.size(); ++i) {
     comm_.wait_all(receives[i]);
