@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// 8-bit elements become float16, exactly, two at a time. The four bytes of a word give two pairs, in whatever order
-// costs least: the other factor of a product follows it.
+// 8-bit elements become float16 (or bfloat16), exactly, two at a time. The four bytes of a word give two pairs, in
+// whatever order costs least: the other factor of a product follows it.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
@@ -66,6 +67,26 @@ struct Fp8Bytes {
     const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(bytes, __NV_E4M3);
     return static_cast<std::uint32_t>(pair.x) | static_cast<std::uint32_t>(pair.y) << 16;
   }
+};
+
+// Bytes as bfloat16, where that is wanted: exactly, as it has 8 bits.
+class Int8AsBfloat16 {
+ public:
+  // Two of four bytes, which kBytesOfPair choose, as a pair. 0x43 and seven bits are 128 and these bits; 0x43 and the
+  // sign alone are 128, or 256 where it is set: what is too much.
+  template <unsigned kBytesOfPair>
+  __device__ std::uint32_t widened(std::uint32_t bytes) const {
+    const std::uint32_t pair = __byte_perm(bytes, exponents, kBytesOfPair);
+    const std::uint32_t value = pair & 0xff7fff7fu, excess = pair & 0xff80ff80u;
+    const __nv_bfloat162 result =
+        __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&value), *reinterpret_cast<const __nv_bfloat162*>(&excess));
+    return *reinterpret_cast<const std::uint32_t*>(&result);
+  }
+  static constexpr unsigned kFirstTwo = 0x4140, kLastTwo = 0x4342;
+
+ private:
+  // A number the compiler does not know (the grid has one row), or it would copy it to a register for every use.
+  const std::uint32_t exponents = 0x43434343u * gridDim.y;
 };
 
 }  // namespace treeattn::kernels::cuda

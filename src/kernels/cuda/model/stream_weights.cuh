@@ -4,6 +4,7 @@
 // these, of two rows. kGroup is the same for every type of weights and number of rows: the order of sums hangs on it.
 #pragma once
 
+#include "kernels/cuda/byte_elements.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/model_ops.h"
 
@@ -64,8 +65,10 @@ struct Int8Weights {
   __device__ Operands load(std::uint32_t slot, int row, int step, int part) const {
     const uint2 low = load_eight(slot + Slot::weight(0, row, step * 2 + part / 2) + part % 2 * 8);
     const uint2 high = load_eight(slot + Slot::weight(1, row, step * 2 + part / 2) + part % 2 * 8);
-    return {{widened<0x4140>(low.x), widened<0x4140>(high.x), widened<0x4342>(low.x), widened<0x4342>(high.x)},
-            {widened<0x4140>(low.y), widened<0x4140>(high.y), widened<0x4342>(low.y), widened<0x4342>(high.y)},
+    const auto first = [&](std::uint32_t word) { return wide.widened<Int8AsBfloat16::kFirstTwo>(word); };
+    const auto last = [&](std::uint32_t word) { return wide.widened<Int8AsBfloat16::kLastTwo>(word); };
+    return {{first(low.x), first(high.x), last(low.x), last(high.x)},
+            {first(low.y), first(high.y), last(low.y), last(high.y)},
             load_scale(slot + Slot::scales(0, row) + step * 4),
             load_scale(slot + Slot::scales(1, row) + step * 4)};
   }
@@ -80,16 +83,6 @@ struct Int8Weights {
   }
 
  private:
-  // Two of four bytes, which kBytesOfPair choose, as a pair. 0x43 and seven bits are 128 and these bits; 0x43 and the
-  // sign alone are 128, or 256 where it is set: what is too much.
-  template <unsigned kBytesOfPair>
-  __device__ std::uint32_t widened(std::uint32_t bytes) const {
-    const std::uint32_t pair = __byte_perm(bytes, exponents, kBytesOfPair);
-    const std::uint32_t value = pair & 0xff7fff7fu, excess = pair & 0xff80ff80u;
-    const __nv_bfloat162 result =
-        __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&value), *reinterpret_cast<const __nv_bfloat162*>(&excess));
-    return *reinterpret_cast<const std::uint32_t*>(&result);
-  }
   __device__ static uint2 load_eight(std::uint32_t address) {
     uint2 value;
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address) : "memory");
@@ -101,8 +94,7 @@ struct Int8Weights {
     return value;
   }
 
-  // A number the compiler does not know (the grid has one row), or it would copy it to a register for every use.
-  const std::uint32_t exponents = 0x43434343u * gridDim.y;
+  const Int8AsBfloat16 wide{};
 };
 
 }  // namespace treeattn::kernels::cuda

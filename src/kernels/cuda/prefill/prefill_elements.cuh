@@ -34,24 +34,12 @@ struct WidenedElements {
 // Four bytes in a word become two pairs, in their order.
 struct Int8Elements : WidenedElements {
   __device__ void widen(std::uint32_t word, std::uint32_t& first, std::uint32_t& second) const {
-    first = widened<0x4140>(word);
-    second = widened<0x4342>(word);
+    first = wide.widened<Int8AsBfloat16::kFirstTwo>(word);
+    second = wide.widened<Int8AsBfloat16::kLastTwo>(word);
   }
 
  private:
-  // Two of four bytes, which kBytesOfPair choose. 0x43 and seven bits are 128 and these bits; 0x43 and the sign alone
-  // are 128, or 256 where it is set: what is too much.
-  template <unsigned kBytesOfPair>
-  __device__ std::uint32_t widened(std::uint32_t bytes) const {
-    const std::uint32_t pair = __byte_perm(bytes, exponents, kBytesOfPair);
-    const std::uint32_t value = pair & 0xff7fff7fu, excess = pair & 0xff80ff80u;
-    const __nv_bfloat162 result =
-        __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&value), *reinterpret_cast<const __nv_bfloat162*>(&excess));
-    return *reinterpret_cast<const std::uint32_t*>(&result);
-  }
-
-  // A number the compiler does not know (the grid has one row), or it would copy it to a register for every use.
-  const std::uint32_t exponents = 0x43434343u * gridDim.y;
+  const Int8AsBfloat16 wide{};
 };
 
 struct Fp8Elements : WidenedElements {
