@@ -192,7 +192,7 @@ Columns:
   queries  query tokens per sequence; c: causal
   rate     decode: bytes of K and V over the time; prefill (more than 16 queries): arithmetic over the time
   limit    the same for plain reading with as many threads (on a GPU: of as many bytes), or for multiply-adds alone
-           (on a GPU: mma.sync for 16-bit types); measured beside the line
+           (on a GPU: mma.sync, but for float32); measured beside the line
   peak     bytes one call holds: K, V, q, out and what attention allocates
   formula  the same by the paper's formula, in elements of the cache's type
 

@@ -43,7 +43,7 @@ double multiply_add_burst(DType type, int multiprocessors, float* sink, cudaStre
   const double rounds = static_cast<double>(blocks) * kThreads * kRounds * kSums;  // of one thread each
   double operations = 2;
   auto* kernel = float_burst;
-  if (type == DType::kBFloat16 || type == DType::kFloat16) {
+  if (type != DType::kFloat32) {
     kernel = type == DType::kFloat16 ? tensor_burst<__half> : tensor_burst<__nv_bfloat16>;
     operations = 2.0 * 16 * 8 * 16 / 32;  // of a warp's instruction, over its threads
   }

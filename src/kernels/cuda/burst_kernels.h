@@ -8,8 +8,8 @@
 
 namespace treeattn::kernels::cuda {
 
-// About a millisecond of them. float16 and bfloat16: on tensor cores; else float32. Returns the operations, two for a
-// multiply-add.
+// About a millisecond of them. float32: plain ones; the other types: on tensor cores, those of bytes as bfloat16, which
+// they become. Returns the operations, two for a multiply-add.
 double multiply_add_burst(DType type, int multiprocessors, float* sink, cudaStream_t stream);
 
 }  // namespace treeattn::kernels::cuda

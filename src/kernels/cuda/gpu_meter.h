@@ -26,8 +26,9 @@ class GpuMeter {
   // Puts a plain read on the stream, 16 bytes a load. Requires a multiple of 16 bytes.
   void read(const void* from, std::size_t bytes);
 
-  // Rate of multiply-adds (two operations each) that stay in registers, 1e9 a second: for float16 and bfloat16 those of
-  // tensor cores by mma.sync with float32 sums, for the other types float32 ones.
+  // Rate of multiply-adds (two operations each) that stay in registers, 1e9 a second: of float32 plain ones, of the
+  // other types those of tensor cores by mma.sync with float32 sums. Bytes become bfloat16 or float16, so theirs are
+  // such.
   double multiply_add_gflops(DType type);
 
  private:

@@ -147,7 +147,7 @@ __device__ void merge_group(const AttentionParams& p, const WorkItem& item, floa
     const float2 own = __ldcg(reinterpret_cast<const float2*>(row + lane % kCount * stride + p.v.dim));
     float4 value[kCount];
     const auto load = [&](int unit) {
-      const float* from = row + min(unit, units - 1) * 4;
+      const float* from = row + min(unit, units - 1) * 4;  // what lanes behind the last have is dropped
 #pragma unroll
       for (int k = 0; k < kCount; ++k) value[k] = __ldcg(reinterpret_cast<const float4*>(from + k * stride));
     };

@@ -91,7 +91,8 @@ __device__ inline void multiply_add_bytes(int (&c)[4], const std::uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// c [16, 8] += a [16, 8] b [8, 8], of float32 the upper 19 bits: what is below them is taken for zero.
+// c [16, 8] += a [16, 8] b [8, 8], of float32 the upper 19 bits: what is below them is taken for zero. (The GPUs so far
+// do so; no manual promises it.)
 __device__ inline void multiply_add_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                          std::uint32_t b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

@@ -122,6 +122,35 @@ __device__ inline void multiply_columns(float (&o)[kSteps][4], float of_row, int
   }
 }
 
+// States of no keys.
+template <int kHalves, int kSteps>
+__device__ inline void clear_rows(float (&m)[kHalves], float (&l)[kHalves], float (&o)[kHalves][kSteps][4]) {
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    m[half] = merge::kEmptyMax;
+    l[half] = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n) o[half][n][0] = o[half][n][1] = o[half][n][2] = o[half][n][3] = 0.0f;
+  }
+}
+
+// Logits of a piece become weights, times 2^shift; m, l and o of the rows move to the new maximum.
+template <int kHalves, int kEights, int kSteps>
+__device__ inline void weigh_rows(float (&s)[kEights][4], float shift, float (&m)[kHalves], float (&l)[kHalves],
+                                  float (&o)[kHalves][kSteps][4], int lane) {
+  float shrink[kHalves];
+  bool moved = false;
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    shrink[half] = weigh_row(s, half, shift, m[half], l[half]);
+    moved = moved || shrink[half] != 1.0f;
+  }
+  if (__any_sync(~0u, moved)) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) multiply_columns(o[half], shrink[half], lane);
+  }
+}
+
 // One warp's part of a leaf. kHalves: 1 for up to 8 rows, 2 for up to 16. A thread has the logits of rows lane / 4 (and
 // that plus 8), and of o^T the columns of rows lane % 4 * 2 and one more. T: bfloat16 or float16; for float32 see
 // decode_mma32.cuh.
@@ -159,15 +188,7 @@ class MmaWarp {
     }
   }
 
-  __device__ void clear() {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      m[half] = merge::kEmptyMax;
-      l[half] = 0.0f;
-#pragma unroll
-      for (int n = 0; n < kSteps; ++n) o[half][n][0] = o[half][n][1] = o[half][n][2] = o[half][n][3] = 0.0f;
-    }
-  }
+  __device__ void clear() { clear_rows(m, l, o); }
 
   // Folds a piece that has arrived at `address` into the state. whole: every row sees all its keys.
   __device__ void fold(const Piece& piece, std::uint32_t address, std::uint32_t /*scales*/, bool whole) {
@@ -187,7 +208,7 @@ class MmaWarp {
     } else {
       special_logits<kHalves>(p, item, lane, s, piece, whole);
     }
-    weigh(s);
+    weigh_rows(s, kWeightShift<T>, m, l, o, lane);
     add_values(s, address + Copy::kBytes);
   }
 
@@ -212,21 +233,6 @@ class MmaWarp {
   }
 
  private:
-  // Logits become weights; m, l and o move to the new maximum.
-  __device__ void weigh(float (&s)[2][4]) {
-    float shrink[kHalves];
-    bool moved = false;
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      shrink[half] = weigh_row(s, half, kWeightShift<T>, m[half], l[half]);
-      moved = moved || shrink[half] != 1.0f;
-    }
-    if (__any_sync(~0u, moved)) {
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) multiply_columns(o[half], shrink[half], lane);
-    }
-  }
-
   // o += weights * V. A weight is two numbers of T, so that rounding it costs 2^-16 and not 2^-9.
   __device__ void add_values(const float (&s)[2][4], std::uint32_t v_address) {
     std::uint32_t high[kHalves][2], low[kHalves][2];

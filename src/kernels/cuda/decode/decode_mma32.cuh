@@ -59,15 +59,7 @@ class MmaWarp<float, kColumns, kHalves> {
     }
   }
 
-  __device__ void clear() {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      m[half] = merge::kEmptyMax;
-      l[half] = 0.0f;
-#pragma unroll
-      for (int n = 0; n < kSteps; ++n) o[half][n][0] = o[half][n][1] = o[half][n][2] = o[half][n][3] = 0.0f;
-    }
-  }
+  __device__ void clear() { clear_rows(m, l, o); }
 
   // Folds a piece that has arrived at `address` into the state. whole: every row sees all its keys.
   __device__ void fold(const Piece& piece, std::uint32_t address, std::uint32_t /*scales*/, bool whole) {
@@ -79,17 +71,7 @@ class MmaWarp<float, kColumns, kHalves> {
     } else {
       special_logits<kHalves>(p, item, lane, s, piece, whole);
     }
-    float shrink[kHalves];
-    bool moved = false;
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      shrink[half] = weigh_row(s, half, 0.0f, m[half], l[half]);
-      moved = moved || shrink[half] != 1.0f;
-    }
-    if (__any_sync(~0u, moved)) {
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) multiply_columns(o[half], shrink[half], lane);
-    }
+    weigh_rows(s, 0.0f, m, l, o, lane);
 #pragma unroll
     for (int t = 0; t < kEights; ++t) add_values(s[t], address + Copy::kBytes + t * kEightRows);
   }

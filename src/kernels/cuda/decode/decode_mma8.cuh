@@ -69,14 +69,11 @@ class Mma8Warp {
   }
 
   __device__ void clear() {
+    clear_rows(m, l, o);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      m[half] = merge::kEmptyMax;
-      l[half] = 0.0f;
       largest[half] = 0.0f;
       unit[half] = 0x1p14f;  // right for weights without a scale
-#pragma unroll
-      for (int n = 0; n < kSteps; ++n) o[half][n][0] = o[half][n][1] = o[half][n][2] = o[half][n][3] = 0.0f;
     }
   }
 
