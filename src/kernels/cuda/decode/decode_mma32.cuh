@@ -32,7 +32,7 @@ class MmaWarp<float, kColumns, kHalves> {
   static constexpr const char* kName = "mma32";
   static constexpr bool kBoundByMemory = true;
   static constexpr bool kStartsAtOnce = true;
-  static constexpr bool kQueriesAsTheyAre = true;
+  static constexpr bool kQueriesAsTheyAre = true;  // it waits for them, but to do so later is no better
   static constexpr int kQueryBytes = kRows * kDim * 4;
   using Copy = PieceCopy<4 * kDim, kTile>;
   using Scales = NoScales;
