@@ -151,6 +151,8 @@ def check_refusals(model, scratch):
     refused('--random-weights is "llama-3.2-1b", which has no tokenizer', "demo", "--random-weights", "llama-3.2-1b")
     refused('--tokens is "10"; accepted: at least', "demo", "--tokens", 10)
     refused(f"--stories: {scratch}/nothing", "demo", "--stories", scratch / "nothing")
+    (scratch / "stories").write_bytes(b"A story.\n\xff\n")
+    refused("a paragraph of --stories: byte 0 of 1 is not UTF-8", "demo", "--stories", scratch / "stories")
     refused("--save: /dev/null/here", *here, "x", "--save", "/dev/null/here")  # before any text: stdout is empty
     refused("--logprobs", "chat", "--model", model, "--logprobs", "2")
     refused("--system: byte 0 of 1", "chat", "--model", model, "--system", "\udcff")
@@ -161,6 +163,45 @@ def check_refusals(model, scratch):
     refused("which has no tokenizer; accepted with --stop", "generate", "--model", GOLDEN / "untied_scaled_f32", "x",
             "--stop", "y")
     refused("which has no tokenizer; accepted by chat", "chat", "--model", GOLDEN / "untied_scaled_f32")
+
+
+def check_other_tensors(model, scratch):
+    """Weights that would be left out make another model; what is not of the model does no harm."""
+    data = (model / "model.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    want = generated(model, "x", "-n", 4)["tokens"]
+    other = scratch / "other"
+    shutil.copytree(model, other)
+
+    def with_tensor(name):
+        body = data[8 + size:] + bytes(4)
+        offsets = [len(body) - 4, len(body)]
+        header = dict(json.loads(data[8:8 + size]), **{name: {"dtype": "F32", "shape": [1], "data_offsets": offsets}})
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        (other / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+    for name in ["model.layers.0.self_attn.q_proj.bias", "model.layers.9.input_layernorm.weight", "model.norm.bias"]:
+        with_tensor(name)
+        refused(f"{other}: has the tensor {name}, which", "generate", "--model", other, "x")
+    for name in ["model.layers.0.self_attn.rotary_emb.inv_freq", "score.weight"]:
+        with_tensor(name)
+        assert generated(other, "x", "-n", 4)["tokens"] == want, name
+    # The same from shards.
+    with_tensor("model.norm.bias")
+    (other / "model.safetensors").rename(other / "all.safetensors")
+    names = [name for name in json.loads(data[8:8 + size]) if name != "__metadata__"]
+    index = other / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "all.safetensors")}))
+    assert generated(other, "x", "-n", 4)["tokens"] == want
+    index.write_text(json.dumps({"weight_map": dict.fromkeys([*names, "model.norm.bias"], "all.safetensors")}))
+    refused("has the tensor model.norm.bias, which", "generate", "--model", other, "x")
+
+
+def check_stats(model):
+    said = [treeattn("generate", "--model", model, "x", "--ignore-eos", "--stats", "-n", n).stderr for n in (1, 2)]
+    # One token is the first: there is none after it to time.
+    assert b"1 tokens; 0 B sent" in said[0] and b"2 tokens, " in said[1] and b" a second); " in said[1], said
 
 
 def check_streams(model, scratch):
@@ -209,6 +250,9 @@ def check_chat(model):
     many = treeattn("chat", "--model", model, "--system", "Be brief.", "-n", 12, *ORDER, "--ranks", 3,
                     stdin=turns).stdout
     assert one == many and one.count(b"\n") >= 2, (one, many)
+    # As other systems end lines: one without words is no message there either.
+    theirs = turns.replace(b"\n", b"\r\n") + b" \t\r\n"
+    assert treeattn("chat", "--model", model, "--system", "Be brief.", "-n", 12, *ORDER, stdin=theirs).stdout == one
     # A model that says how it chats, but not in Llama 3's way, or that it does not.
     described = model / "tokenizer_config.json"
     described.write_text(json.dumps({"chat_template": "<|im_start|>{{ message['role'] }}"}))
@@ -320,6 +364,8 @@ with tempfile.TemporaryDirectory() as name:
     text = check_ranks(small, scratch_directory)
     check_prompts(small, scratch_directory, text)
     check_refusals(small, scratch_directory)
+    check_other_tensors(small, scratch_directory)
+    check_stats(small)
     check_streams(small, scratch_directory)
     check_without_tokenizer()
     check_chat(small)

@@ -185,6 +185,7 @@ TEST(ModelConfig, RefusesWhatIsNoJson) {
   expect_refused([&] { parse_config(R"({"a": {"b": 1, "c": {}, "b": 2}})", "x"); }, {"\"b\"", "twice"});
   expect_refused([&] { parse_config(std::string(40, '[') + std::string(40, ']'), "x"); }, {"deep", "32"});
   expect_refused([&] { parse_config(R"({"a": "\ud800"})", "x"); }, {"not JSON"});
+  expect_refused([&] { parse_config("version https://git-lfs.github.com/spec/v1\n", "x"); }, {"x", "Git LFS"});
   TemporaryDirectory directory;
   expect_refused([&] { read_config(directory.path() / "absent.json"); }, {"absent.json", "No such file"});
   expect_refused([&] { read_config(directory.path()); }, {"not a file"});

@@ -90,6 +90,8 @@ TEST(Safetensors, RefusesBrokenFrames) {
     std::memcpy(file.data(), &length, sizeof length);
     expect_refused([&] { parse(file); }, {"a header of " + std::to_string(length)});
   }
+  // What a clone without Git LFS has in its place.
+  expect_refused([&] { parse("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 8\n"); }, {"Git LFS"});
   expect_refused([&] { parse(safetensors_file("", "")); }, {"begin with {"});
   expect_refused([&] { parse(safetensors_file(" {}", "")); }, {"begin with {"});
   expect_refused([&] { parse(safetensors_file("[]", "")); }, {"begin with {"});

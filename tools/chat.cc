@@ -81,7 +81,7 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const GenerateOp
   const auto speaks = [&] { return session.llama().communicator()->rank() == 0; };
   catch_interrupt();
   while (const auto line = next_line(session.llama().communicator())) {
-    if (line->empty()) continue;
+    if (line->find_first_not_of(" \t\r\v\f") == std::string::npos) continue;  // also where lines end in CR LF
     RateProgress progress("reading", "tokens");
     TextListener listener;
     listener.prefill = [&](std::int64_t done, std::int64_t total) {

@@ -132,6 +132,7 @@ int run(DemoCommand options) {
   const std::filesystem::path stories =
       options.stories.empty() ? home / "stories.txt" : std::filesystem::path(options.stories);
   const std::vector<std::string> paragraphs = inside_option("--stories", [&] { return read_paragraphs(stories); });
+  for (const std::string& paragraph : paragraphs) require_utf8("a paragraph of --stories", paragraph);
   const Haystack hay = with_option("--tokens", options.tokens, [&] {
     return make_haystack(
         paragraphs, [&](std::string_view text) { return tokenizer.encode(text); }, begin, tokens, depth, seed);

@@ -155,10 +155,12 @@ class Voice {
 
   void print_stats(const GenerateResult& result) const {
     const double mean = mean_seconds(result.stats);
-    print_note("{} tokens of prompt, first token after {} s; {} tokens, {} ms each ({} a second); {} sent; {}\n",
-               result.stats.prompt_tokens, format_number(result.stats.first_token_seconds), result.tokens.size(),
-               format_number(1e3 * mean), format_number(mean > 0 ? 1 / mean : 0), format_bytes(result.stats.bytes_sent),
-               stop_reason_name(result.reason));
+    // After the first token there may be none to time.
+    const std::string each =
+        mean > 0 ? fmt::format(", {} ms each ({} a second)", format_number(1e3 * mean), format_number(1 / mean)) : "";
+    print_note("{} tokens of prompt, first token after {} s; {} tokens{}; {} sent; {}\n", result.stats.prompt_tokens,
+               format_number(result.stats.first_token_seconds), result.tokens.size(), each,
+               format_bytes(result.stats.bytes_sent), stop_reason_name(result.reason));
   }
 
   const GenerateCommand& options_;
@@ -222,7 +224,9 @@ Examples:
 Command add_generate(CommandLine& parent) {
   CommandLine* app = parent.add_subcommand("generate", "Text from a Llama whose KV cache is spread over ranks");
   auto options = std::make_shared<GenerateCommand>();
-  app->add_option("prompt", options->prompt, "The prompt; else --file, else stdin")->type_name("TEXT")->own_to_rank();
+  app->add_option("prompt", options->prompt, "The prompt; else --file, else stdin, which --load leaves alone")
+      ->type_name("TEXT")
+      ->own_to_rank();
   app->add_option("--file", options->file, "A file with the prompt")->type_name("FILE")->own_to_rank();
   options->model.add_to(*app);
   options->sampling.add_to(*app, "256");

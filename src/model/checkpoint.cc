@@ -24,6 +24,7 @@ class SingleFile : public Checkpoint {
   Tensor tensor(const std::string& name, std::span<const std::int64_t> shape) const override {
     return file_.tensor(name, shape);
   }
+  std::vector<std::string> names() const override { return file_.names(); }
 
  private:
   SafetensorsFile file_;
@@ -49,6 +50,12 @@ class Shards : public Checkpoint {
       base::throw_bad_file(index_, fmt::format("names no tensor {} of shape {}", shown(name), shape));
     }
     return files_[found->second].tensor(name, shape);
+  }
+
+  std::vector<std::string> names() const override {
+    std::vector<std::string> out;
+    for (const auto& [name, file] : file_of_) out.push_back(name);
+    return out;
   }
 
  private:

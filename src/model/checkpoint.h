@@ -26,6 +26,8 @@ class Checkpoint {
   virtual ~Checkpoint() = default;
   // Throws BadFile when there is no such tensor or its shape is another, naming the tensor, both shapes and the file.
   virtual Tensor tensor(const std::string& name, std::span<const std::int64_t> shape) const = 0;
+  // Of every tensor that the files have; none where weights are not in files.
+  virtual std::vector<std::string> names() const { return {}; }
   // Nobody reads this tensor any more, unless it is asked for again: its memory may go. Requires that it was asked for.
   virtual void release(const std::string& /*name*/) const {}
 };

@@ -36,7 +36,13 @@ std::string read_text(const std::filesystem::path& path, std::uint64_t limit) {
   return text;
 }
 
+void refuse_lfs_pointer(std::string_view text, const std::string& name) {
+  if (!text.starts_with("version https://git-lfs")) return;
+  base::throw_bad_file(name, "is a pointer of Git LFS, not the file it stands for; `git lfs pull` fetches that");
+}
+
 Json parse_json(std::string_view text, const std::string& name, int depth_limit) {
+  refuse_lfs_pointer(text, name);
   std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
     switch (event) {

@@ -20,6 +20,9 @@ using Json = nlohmann::json;
 // The bytes of a file of at most `limit` bytes.
 std::string read_text(const std::filesystem::path& file, std::uint64_t limit);
 
+// Throws BadFile for what a clone without Git LFS has in the place of a large file.
+void refuse_lfs_pointer(std::string_view text, const std::string& name);
+
 // One JSON value, UTF-8, with no key twice in an object and nothing nested deeper than `depth`.
 Json parse_json(std::string_view text, const std::string& name, int depth = 32);
 

@@ -1,20 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/loaded_model.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <string>
 #include <system_error>
 #include <utility>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "model/generation_config.h"
+#include "model/json.h"
+#include "model/tensor_list.h"
 #include "treeattn/error.h"
 
 namespace treeattn::model {
+namespace {
+
+// A bias or a layer that config.json does not speak of would be left out, and the text be another model's.
+void require_no_other_tensors(const Checkpoint& checkpoint, const LlamaConfig& config,
+                              const std::filesystem::path& directory) {
+  std::set<std::string> known;
+  for (const NamedShape& tensor : tensor_list(config)) known.insert(tensor.name);
+  for (const std::string& name : checkpoint.names()) {
+    // Beside the model there may be heads for other purposes; older files keep the frequencies of RoPE.
+    if (!name.starts_with("model.") || name.ends_with("rotary_emb.inv_freq") || known.contains(name)) continue;
+    base::throw_bad_file(directory,
+                         fmt::format("has the tensor {}, which a Llama of its config.json does not have", shown(name)));
+  }
+}
+
+}  // namespace
 
 std::shared_ptr<const Checkpoint> ModelDescription::open() const {
   if (directory.empty()) return random_checkpoint(config, seed);
-  return open_checkpoint(directory);
+  std::shared_ptr<const Checkpoint> checkpoint = open_checkpoint(directory);
+  require_no_other_tensors(*checkpoint, config, directory);
+  return checkpoint;
 }
 
 ModelDescription describe_model(const std::filesystem::path& directory) {

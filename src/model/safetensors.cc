@@ -116,14 +116,15 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> file, const std::
   if (file.size() < kLengthBytes) {
     base::throw_bad_file(name, fmt::format("{} bytes; accepted: at least {}", file.size(), kLengthBytes));
   }
+  const std::string_view all(reinterpret_cast<const char*>(file.data()), file.size());
+  refuse_lfs_pointer(all, name);
   std::uint64_t length = 0;
   std::memcpy(&length, file.data(), sizeof length);
   const std::uint64_t most = std::min<std::uint64_t>(kLongestHeader, file.size() - kLengthBytes);
   if (length > most) {
     base::throw_bad_file(name, fmt::format("a header of {} bytes; accepted: at most {}", length, most));
   }
-  const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes,
-                              static_cast<std::size_t>(length));
+  const std::string_view text = all.substr(kLengthBytes, static_cast<std::size_t>(length));
   if (!text.starts_with('{')) base::throw_bad_file(name, "the header does not begin with {; accepted: a JSON object");
   const Json value = parse_json(text, name, kDepth);
   const JsonNode json(value, name);
@@ -142,6 +143,12 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> file, const std::
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
     : name_(path.string()), file_(path), header_(parse_safetensors(file_.bytes(), name_)) {}
+
+std::vector<std::string> SafetensorsFile::names() const {
+  std::vector<std::string> out;
+  for (const auto& [tensor, entry] : header_) out.push_back(tensor);
+  return out;
+}
 
 Tensor SafetensorsFile::tensor(const std::string& tensor, std::span<const std::int64_t> shape) const {
   const auto found = header_.find(tensor);

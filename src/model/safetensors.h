@@ -36,6 +36,7 @@ class SafetensorsFile {
   explicit SafetensorsFile(const std::filesystem::path& path);
 
   bool contains(const std::string& tensor) const { return header_.contains(tensor); }
+  std::vector<std::string> names() const;
   // As Checkpoint::tensor; also throws BadFile for a type that is not float32, float16 or bfloat16.
   Tensor tensor(const std::string& tensor, std::span<const std::int64_t> shape) const;
 
