@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -284,6 +285,22 @@ inline void check_refusals(Communicator& world) {
   expect(throws<InvalidArgument>([&] { world.allreduce(data, 1, {}); }), "an allreduce by no function");
   expect(throws<InvalidArgument>([&] { world.allgather(data, data.size() == 0 ? data : std::span(data).first(3)); }),
          "too little room to gather");
+  const std::span<std::byte> nowhere(static_cast<std::byte*>(nullptr), 8);
+  std::vector<std::byte> room(8 * static_cast<std::size_t>(world.size()));
+  expect(throws<InvalidArgument>([&] { world.send(world.rank(), nowhere); }), "send from nowhere");
+  expect(throws<InvalidArgument>([&] { world.receive(world.rank(), nowhere); }), "receive to nowhere");
+  expect(throws<InvalidArgument>([&] { world.broadcast(nowhere, 0); }), "broadcast of nowhere");
+  expect(throws<InvalidArgument>([&] { world.allreduce(nowhere, 1, chain); }), "allreduce of nowhere");
+  expect(throws<InvalidArgument>([&] { world.allgather(nowhere, room); }), "allgather of nowhere");
+  const std::span<const std::byte> endless(data.data(), std::numeric_limits<std::size_t>::max() / 2 + 1);
+  if (world.size() % 2 == 0) {  // so many bytes of each are none in all, by numbers that go round
+    expect(throws<InvalidArgument>([&] { world.allgather(endless, {}); }), "room for more than there can be");
+  }
+  // Another transport cannot tell what became of it.
+  const auto alone = self_communicator();
+  Request foreign = alone->receive(0, data);
+  expect(throws<InvalidArgument>([&] { world.test(foreign); }), "test of another communicator's request");
+  expect(throws<InvalidArgument>([&] { world.wait(foreign); }), "wait for another communicator's request");
   expect(throws<InvalidArgument>([&] { world.set_deadline(Seconds(0)); }), "a deadline of 0");
   expect(throws<InvalidArgument>([&] { world.barrier(Seconds(-1)); }), "a deadline of -1");
   expect(throws<Error>([&] { world.shrink(); }), "shrink of a whole group");

@@ -385,6 +385,7 @@ TEST(Tcp, TheEnvironmentSaysWhoIsWho) {
   testing::check_self_message(*world);
   EXPECT_THROW(tcp_communicator(TcpPlace{0, 2, "127.0.0.1", 70000}), InvalidArgument);
   EXPECT_THROW(tcp_communicator(TcpPlace{2, 2, "127.0.0.1", 7000}), InvalidArgument);
+  EXPECT_THROW(tcp_communicator(TcpPlace{0, 2'000'000'000, "127.0.0.1", 7000}), InvalidArgument);
   for (const double seconds : {0.0, -1.0, std::nan(""), HUGE_VAL}) {
     EXPECT_THROW(tcp_communicator(TcpPlace{0, 2, "127.0.0.1", 7000}, with_deadline(seconds)), InvalidArgument);
   }

@@ -96,6 +96,7 @@ TEST(CommThreads, NodesFromTheEnvironment) {
   EXPECT_THROW(run_ranks(0, [](const World&) {}), InvalidArgument);
   EXPECT_THROW(run_ranks(1000000, [](const World&) {}), InvalidArgument);
   EXPECT_THROW(run_ranks(2, nullptr), InvalidArgument);
+  EXPECT_THROW(Communicator(std::shared_ptr<comm::Transport>()), InvalidArgument);
 }
 
 TEST(CommThreads, PinsEvenly) {

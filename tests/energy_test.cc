@@ -96,6 +96,16 @@ TEST(Energy, AlgorithmsOverAnyNumberOfChunks) {
   }
 }
 
+// Chunks without keys cost nothing: a list of so many would not fit into memory.
+TEST(Energy, FarMoreChunksThanKeys) {
+  Random random;
+  const Row row(random, 7, 5, 3);
+  constexpr int kMost = std::numeric_limits<int>::max();
+  EXPECT_EQ(energy_forward(row.in(), {}, kMost).energy(), energy_forward(row.in(), {}, 7).energy());
+  EXPECT_EQ(tree_decode_algorithm2(row.in(), kMost).gradient, tree_decode_algorithm2(row.in(), 7).gradient);
+  EXPECT_EQ(tree_decode_algorithm3(row.in(), kMost).gradient, tree_decode_algorithm3(row.in(), 7).gradient);
+}
+
 void expect_invalid(const std::function<void()>& call, const std::string& value) {
   try {
     call();
@@ -140,6 +150,10 @@ TEST(EnergyBadInput, NamesTheValue) {
   expect_invalid([&] { tree_decode_algorithm2(row.in(), -1); }, "chunks = -1");
   expect_invalid([&] { tree_decode_algorithm3(row.in(), 0); }, "chunks = 0");
   expect_invalid([&] { moment(row.in(), std::vector<std::int64_t>{0, 3}); }, "index = 3");
+  const double* const nowhere = nullptr;
+  expect_invalid(with([&](EnergyInput& in) { in.q = {nowhere, in.q.size()}; }), "q = 0x0 with 5");
+  expect_invalid([&] { energy(row.in(), {nowhere, 3}); }, "zeta = 0x0 with 3");
+  expect_invalid([&] { moment(row.in(), {static_cast<const std::int64_t*>(nullptr), 2}); }, "indices = 0x0 with 2");
 
   const Causal c(random, 2, 3, 5, 3);
   expect_invalid(
@@ -179,6 +193,9 @@ TEST(EnergyBadInput, NoKeys) {
   const CausalEnergyInput none{{}, {}, {}, 0, 5, 3, 1.0, 2};
   EXPECT_EQ(causal_energy_and_gradient(none).energy, 0.0);
   EXPECT_TRUE(map_estimate(none).z.empty());
+  CausalEnergyInput wide = none;
+  wide.v_dim = std::int64_t{1} << 62;
+  EXPECT_TRUE(map_estimate(wide).z.empty());
 }
 
 // The listing of docs/energy.md, line for line. Tolerances: the next Taylor term is r^3 zeta^3 / 6 with r = 4, about

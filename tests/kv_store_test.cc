@@ -314,6 +314,14 @@ TEST(KvStore, RefusesByName) {
   const std::int32_t table[] = {0, 2};
   wrong = KvView::paged(floats.data(), DType::kFloat32, 2, 5, 2, 16, 1, 2, table);
   EXPECT_EQ(write(wrong, v), "k.page_table[0, 1] = 2; accepted: 0 to pages - 1 = 1");
+  wrong.pages = -2;
+  EXPECT_EQ(write(wrong, v), "k.pages = -2; accepted: 0 or more");
+  wrong.pages = 3;
+  wrong.page_table = reinterpret_cast<const std::int32_t*>(reinterpret_cast<std::uintptr_t>(table) + 1);
+  EXPECT_NE(write(wrong, v).find("accepted: an address that is a multiple of 4"), std::string::npos);
+  wrong = k;
+  wrong.page_table = table;  // and page_tokens forgotten
+  EXPECT_EQ(write(wrong, v), "k.page_tokens = 0; accepted: 1 or more, or 0 and no pages");
 
   EXPECT_EQ(what_of([&] { cache.length(5); }), "sequence = 5; accepted: one of the 1 that were added and not dropped");
   EXPECT_EQ(what_of([&] { cache.truncate(id, 11); }), "length = 11; accepted: 0 to the current one, 10");

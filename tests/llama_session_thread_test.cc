@@ -276,7 +276,26 @@ TEST(Session, BadPromptsAreRefused) {
   GenerateOptions unknown;
   unknown.stop_tokens = {-1};
   EXPECT_THROW(rank.session.generate(std::vector<std::int32_t>{1}, unknown), InvalidArgument);
+  EXPECT_THROW(rank.session.generate({static_cast<const std::int32_t*>(nullptr), 3}, {}), InvalidArgument);
   EXPECT_TRUE(rank.session.tokens().empty());
+}
+
+// Its tokens would be taken for what the model said.
+TEST(Session, AListenerCannotGenerate) {
+  const SmallModel model;
+  const auto prompt = random_tokens(20, 301, 1);
+  SessionRank plain(model, self_communicator(), nullptr), rank(model, self_communicator(), nullptr);
+  const auto want = plain.session.generate(prompt, tokens_of(5)).tokens;
+  TextListener listener;
+  int refused = 0;
+  listener.prefill = [&](std::int64_t, std::int64_t) {
+    EXPECT_THROW(rank.session.generate(prompt, tokens_of(5)), Error);
+    ++refused;
+  };
+  listener.token = [&](const TokenChoice&) { listener.prefill(0, 0); };
+  EXPECT_EQ(rank.session.generate(prompt, tokens_of(5), listener).tokens, want);
+  EXPECT_GE(refused, 6);
+  EXPECT_EQ(rank.session.generate({}, tokens_of(5)).tokens, plain.session.generate({}, tokens_of(5)).tokens);
 }
 
 // As if the call had not been made, also where one rank has no prompt at all.

@@ -203,6 +203,8 @@ TEST(Tokenizer, RefusesTokensAndTextThatAreNone) {
   expect_refused<InvalidArgument>([&] { tokenizer.encode("\xc3"); }, {"byte 0"});
   expect_refused<InvalidArgument>([&] { tokenizer.decode(Tokens{-1}); }, {"token -1"});
   expect_refused<InvalidArgument>([&] { tokenizer.decode(Tokens{265}); }, {"token 265", "0 to 264"});
+  const std::int32_t* const nowhere = nullptr;
+  expect_refused<InvalidArgument>([&] { tokenizer.decode({nowhere, 2}); }, {"tokens = 0x0 with 2"});
 }
 
 TEST(Tokenizer, DecodesWhatItEncodes) {

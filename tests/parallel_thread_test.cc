@@ -264,6 +264,16 @@ TEST(BadCalls, AreRefusedOnEveryRankAndLeaveNothingBehind) {
     other = q;
     other.batch = 2;
     refused("q.batch = 2", [&] { decode(other, 0, got.out); });
+    other = q;
+    other.queries = -1;
+    refused("q.queries = -1", [&] { decode(other, 0, got.out); });
+    refused("sequences = 0x0", [&] {
+      const std::span<const SequenceId> nowhere(static_cast<const SequenceId*>(nullptr), ids.size());
+      attention.decode(cache, 0, nowhere, q, {}, got.out, got.lse, pool);
+    });
+    refused("result = 9",
+            [&] { attention.decode(cache, 0, ids, q, {}, got.out, got.lse, pool, static_cast<Result>(9)); });
+    refused("out = null", [&] { attention.decode_on_device(cache, 0, ids, q, {}, nullptr, nullptr, pool); });
     AttentionOptions options;
     options.window = -1;
     refused("window = -1", [&] { decode(q, 0, got.out, options); });
@@ -287,6 +297,7 @@ TEST(BadCalls, AreRefusedOnEveryRankAndLeaveNothingBehind) {
 
 TEST(BadCalls, AStrategyThatDoesNotExistIsRefused) {
   EXPECT_THROW(ParallelAttention(self_communicator(), {.strategy = static_cast<Strategy>(99)}), InvalidArgument);
+  EXPECT_THROW(ParallelAttention(self_communicator(), {.link = static_cast<DeviceLink>(99)}), InvalidArgument);
 }
 
 // What would otherwise be another result, or no result, on a rank that was started in another way.

@@ -141,6 +141,10 @@ TEST(SharesTest, ErrorsNameTheValue) {
             "weights[1] = inf; accepted: 0 or more, finite");
   EXPECT_EQ(weighted(8, 2, {0, 0}), "weights add up to 0; accepted: more than 0, finite");
   EXPECT_EQ(weighted(8, 2, {1e308, 1e308}), "weights add up to inf; accepted: more than 0, finite");
+  EXPECT_EQ(refused([] {
+              Shares::weighted(8, counting(2), {static_cast<const double*>(nullptr), 2});
+            }),
+            "weights = 0x0 with 2 values; accepted: an address that is a multiple of 8");
   EXPECT_EQ(weighted(0, 2, {}), "branches = 0; accepted: 1 or more");
   EXPECT_EQ(weighted(8, 0, {}), "ranks = 0; accepted: 1 or more");
   EXPECT_EQ(refused([] { Shares(2, {0, 1, 2, 0}); }), "leaf 2 belongs to rank 2; accepted: 0 to 1");

@@ -127,11 +127,15 @@ TEST(StateTest, BadSizesAreRefusedNamingTheValue) {
   says(refusal([&] { finalize_states(all, 8, {}, all.last(24), lse); }), {"out and states overlap"});
   says(refusal([&] { finalize_states(all, 8, {}, out, all.first(3)); }), {"lse and states overlap"});
   says(refusal([&] { finalize_states(all, 8, {}, out, std::span(out).last(3)); }), {"out and lse overlap"});
+  says(refusal([&] { finalize_states(all, 8, std::span(out).first(3), out, lse); }), {"out and sinks overlap"});
+  says(refusal([&] { finalize_states(all, 8, lse, out, lse); }), {"lse and sinks overlap"});
+  says(refusal([&] { merge_states(all.first(20), all.last(20), 8); }), {"lower and higher overlap"});
   for (const Row* buffer : {&row, &other, &out, &lse}) {
     EXPECT_EQ(std::count(buffer->begin(), buffer->end(), 7.0f), std::ssize(*buffer)) << "written to before the check";
   }
   EXPECT_EQ(refusal([&] { merge_states({}, {}, 8); }), "accepted");
   EXPECT_EQ(refusal([&] { finalize_states({}, 8, {}, {}, {}); }), "accepted");
+  EXPECT_EQ(refusal([&] { finalize_states({}, std::int64_t{1} << 62, {}, {}, {}); }), "accepted");
 }
 
 // Keys, each exactly the state (logit, 1, v), gathered into 64 blocks one after another, and the blocks by the

@@ -170,6 +170,7 @@ TEST(TreeOrderTest, RefusesABadOrderByName) {
   EXPECT_NE(message({64, 3}).find("branches = 3"), std::string::npos);
   EXPECT_NE(message({64, 2, Placement::kCyclic, 64}).find("branch_tokens = 64"), std::string::npos);
   EXPECT_NE(message({64, 2, Placement::kContiguous, 0}).find("branch_tokens = 0"), std::string::npos);
+  EXPECT_NE(message({64, 2, static_cast<Placement>(7), 192}).find("placement = 7"), std::string::npos);
   EXPECT_NE(message({64, 2, Placement::kContiguous, 96}).find("branch_tokens = 96"), std::string::npos);
 }
 

@@ -89,7 +89,8 @@ struct GenerateResult {
 // Tokens done of all there are.
 using TokenProgress = std::function<void(std::int64_t done, std::int64_t total)>;
 
-// What is called as a text grows. Any may be empty. A rank whose listener throws is lost to the others.
+// What is called as a text grows. Any may be empty. A rank whose listener throws is lost to the others. A listener that
+// calls generate() of the same session gets an Error.
 struct TextListener {
   std::function<void(std::string_view)> text{};  // whole UTF-8 characters
   std::function<void(const TokenChoice&)> token{};

@@ -19,12 +19,13 @@ constexpr std::size_t state_floats(std::int64_t v_dim) { return static_cast<std:
 void identity_states(std::span<float> states, std::int64_t v_dim);
 
 // lower[i] = merge(lower[i], higher[i]), row by row. The order matters for the bits, not for the value: pass the state
-// that comes first in the reduction tree as `lower`. Requires equal sizes, a multiple of state_floats(v_dim).
+// that comes first in the reduction tree as `lower`. Requires equal sizes, a multiple of state_floats(v_dim), and
+// memory of its own for each.
 void merge_states(std::span<float> lower, std::span<const float> higher, std::int64_t v_dim);
 
 // out [rows, v_dim] = o / l and, unless empty, lse [rows] = ln(2) * m_log2 + ln(l). The identity gives (0, -inf).
 // sinks, unless empty, holds `heads` logits (natural units); row r gets sinks[r % heads]; a NaN shows. `out` and
-// `lse` may not overlap each other or states (InvalidArgument).
+// `lse` may not overlap each other, states or sinks (InvalidArgument).
 void finalize_states(std::span<const float> states, std::int64_t v_dim, std::span<const float> sinks,
                      std::span<float> out, std::span<float> lse);
 

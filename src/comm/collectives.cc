@@ -43,6 +43,7 @@ void Communicator::allreduce(std::span<std::byte> data, std::size_t element_byte
   base::require(element_bytes > 0 && data.size() % element_bytes == 0,
                 "allreduce of {} bytes in elements of {}; accepted: a whole number of elements", data.size(),
                 element_bytes);
+  base::require_address("data", data);
   base::require(reduce != nullptr, "reduce is empty; accepted: a function");
   const Call call = impl_->begin("allreduce", deadline);
   if (size() == 1) return;
@@ -95,14 +96,19 @@ void Communicator::Impl::allgather(std::span<const std::byte> mine, std::span<st
 
 void Communicator::allgather(std::span<const std::byte> mine, std::span<std::byte> all,
                              std::optional<Seconds> deadline) {
-  base::require(all.size() == mine.size() * impl_->members.size(),
-                "allgather of {} bytes from each of {} ranks into {}; accepted: {}", mine.size(), size(), all.size(),
-                mine.size() * impl_->members.size());
+  // By division, because the product may overflow where the caller's sizes are wrong.
+  const std::size_t ranks = impl_->members.size();
+  base::require(all.size() % ranks == 0 && all.size() / ranks == mine.size(),
+                "allgather of {} bytes from each of {} ranks into {}; accepted: {} * {}", mine.size(), ranks,
+                all.size(), ranks, mine.size());
+  base::require_address("mine", mine);
+  base::require_address("all", all);
   impl_->allgather(mine, all, impl_->begin("allgather", deadline));
 }
 
 void Communicator::broadcast(std::span<std::byte> data, int root, std::optional<Seconds> deadline) {
   impl_->check_rank(root, "root");
+  base::require_address("data", data);
   const Call call = impl_->begin("broadcast", deadline);
   if (size() == 1) return;
   const auto memory = impl_->scratch(data.size());

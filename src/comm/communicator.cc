@@ -86,6 +86,12 @@ void Communicator::Impl::check_rank(int other, std::string_view name) const {
   base::require(other >= 0 && other < size(), "{} = {}; accepted: 0 to {}", name, other, size() - 1);
 }
 
+void Communicator::Impl::check_request(const Request& request) const {
+  base::require(!request.pending() || request.operation_->transport == endpoint->transport(),
+                "a request that another communicator made; accepted: one of this group, or of a group that was made "
+                "from it or from which it was made");
+}
+
 Call Communicator::Impl::begin(std::string_view name, std::optional<Seconds> own_deadline) {
   const Call call{name, endpoint->begin_call(), checked(own_deadline.value_or(deadline))};
   if (family->over()) throw_lost(name, call.deadline);
@@ -199,6 +205,7 @@ std::span<std::byte> Communicator::Impl::scratch(std::size_t bytes) {
 }
 
 Communicator::Communicator(std::shared_ptr<comm::Transport> transport) {
+  base::require(transport != nullptr, "transport = null; accepted: a transport");
   auto endpoint = std::make_shared<comm::Endpoint>(std::move(transport));
   auto family = endpoint->make_family(0, all_ranks(endpoint->transport()->size()));
   impl_ = std::make_unique<Impl>(std::move(endpoint), std::move(family), std::vector<int>(), 0, kDefaultDeadline);
@@ -233,17 +240,20 @@ const std::vector<int>& Communicator::lost() const {
 
 Request Communicator::send(int to, std::span<const std::byte> data, std::shared_ptr<const void> owner) {
   impl_->check_rank(to, "to");
+  base::require_address("data", data);
   if (impl_->family->over()) impl_->throw_lost("send", impl_->deadline);
   return impl_->send(Channel::kPointToPoint, to, data, std::move(owner));
 }
 
 Request Communicator::receive(int from, std::span<std::byte> data, std::shared_ptr<void> owner) {
   impl_->check_rank(from, "from");
+  base::require_address("data", data);
   if (impl_->family->over()) impl_->throw_lost("receive", impl_->deadline);
   return impl_->receive(Channel::kPointToPoint, from, data, std::move(owner));
 }
 
 bool Communicator::test(Request& request) {
+  impl_->check_request(request);
   if (impl_->family->over()) impl_->throw_lost("test", impl_->deadline);
   if (!request.pending()) return true;
   const comm::Instant now = impl_->endpoint->begin_call();
@@ -264,6 +274,8 @@ bool Communicator::test(Request& request) {
 void Communicator::wait(Request& request, std::optional<Seconds> deadline) { wait_all({&request, 1}, deadline); }
 
 void Communicator::wait_all(std::span<Request> requests, std::optional<Seconds> deadline) {
+  base::require_address("requests", requests);
+  for (const Request& request : requests) impl_->check_request(request);
   const Call call = impl_->begin("wait", deadline);
   impl_->finish(requests, call);
 }

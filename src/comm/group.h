@@ -47,6 +47,8 @@ struct Communicator::Impl {
   comm::Transport& transport() const { return *endpoint->transport(); }
   // Throws InvalidArgument unless 0 <= rank < size.
   void check_rank(int other, std::string_view name) const;
+  // Throws InvalidArgument where it is under way on another transport, which alone can tell what became of it.
+  void check_request(const Request& request) const;
 
   // Throws LostRanks if the family is broken, or breaks.
   comm::Call begin(std::string_view name, std::optional<Seconds> deadline);

@@ -358,7 +358,8 @@ Socket connect_to_any(const addrinfo* addresses, const std::string& whom, Clock:
 }
 
 TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {
-  require(place.size >= 1, "size = {}; accepted: 1 or more", place.size);
+  constexpr int kMostRanks = 65536;  // each keeps a connection to every other: far more than a process may open
+  require(place.size >= 1 && place.size <= kMostRanks, "size = {}; accepted: 1 to {}", place.size, kMostRanks);
   require(place.rank >= 0 && place.rank < place.size, "rank = {}; accepted: 0 to {}", place.rank, place.size - 1);
   require(place.port >= 1 && place.port <= 65535, "port = {}; accepted: 1 to 65535", place.port);
   const Deadline deadline(within);

@@ -28,6 +28,7 @@ EnergyInput visible_row(const CausalEnergyInput& in, std::int64_t head, std::int
 // shift is [heads, queries] or empty for none. Everything is checked.
 EnergyGradient causal_rows(const CausalEnergyInput& in, std::span<const double> zeta, std::span<const double> shift) {
   const std::int64_t rows = in.heads * in.queries;
+  if (rows == 0) return {};  // no array says then that v_dim is a size that memory has room for
   EnergyGradient result{0.0, std::vector<double>(index(rows * in.v_dim))};
   OnlineSoftmax sum(in.v_dim);
   for (std::int64_t i = 0; i < rows; ++i) {

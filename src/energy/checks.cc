@@ -30,6 +30,7 @@ void check_size(std::string_view name, std::span<const double> values, std::int6
   const auto size = static_cast<std::int64_t>(values.size());
   base::require(size % width == 0 && size / width == rows, "{} has {} elements; accepted: {} * {}", name, size, rows,
                 width);
+  base::require_address(name, values);
 }
 
 void check_input(const EnergyInput& in, std::span<const double> zeta) {

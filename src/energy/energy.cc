@@ -100,6 +100,7 @@ Moments moments(const EnergyInput& in, std::span<const double> zeta) {
 double moment(const EnergyInput& in, std::span<const std::int64_t> indices) {
   check_input(in, {});
   check_has_keys(in);
+  base::require_address("indices", indices);
   for (const std::int64_t i : indices) {
     base::require(i >= 0 && i < in.v_dim, "moment index = {}; accepted: 0 to {}", i, in.v_dim - 1);
   }

@@ -27,6 +27,12 @@ Chunk chunk_of(std::int64_t keys, int chunks, int c) {
   return {begin, begin + size + (c < longer ? 1 : 0)};
 }
 
+// How many chunks to play. Empty ones come last and add nothing to any sum, but take memory.
+int chunks_with_keys(const EnergyInput& in, int chunks) {
+  check_chunks(chunks);
+  return static_cast<int>(std::clamp<std::int64_t>(in.keys, 1, chunks));
+}
+
 // Reduce(op, parts): neighbours pairwise, then neighbours of those, in ceil(log2 p) rounds; the lower index is always
 // the left operand. Requires at least one part.
 template <typename T, typename Op>
@@ -65,7 +71,7 @@ ChunkAttention attend_chunk(const EnergyInput& in, Chunk chunk) {
 
 EnergyForward energy_forward(const EnergyInput& in, std::span<const double> zeta, int chunks) {
   check_input(in, zeta);
-  check_chunks(chunks);
+  chunks = chunks_with_keys(in, chunks);
   std::vector<double> r(index(in.keys));  // lines 1 to 3
   std::vector<double> local(static_cast<std::size_t>(chunks), kMinusInfinity);
   for (int c = 0; c < chunks; ++c) {
@@ -92,6 +98,7 @@ EnergyForward energy_forward(const EnergyInput& in, std::span<const double> zeta
 EnergyGradient tree_decode_algorithm2(const EnergyInput& in, int chunks) {
   check_input(in, {});
   check_has_keys(in);
+  chunks = chunks_with_keys(in, chunks);
   const EnergyForward forward = energy_forward(in, {}, chunks);  // lines 1 and 2
   std::vector<std::vector<double>> partial;                      // line 3
   partial.reserve(static_cast<std::size_t>(chunks));
@@ -112,7 +119,7 @@ EnergyGradient tree_decode_algorithm2(const EnergyInput& in, int chunks) {
 EnergyGradient tree_decode_algorithm3(const EnergyInput& in, int chunks) {
   check_input(in, {});
   check_has_keys(in);
-  check_chunks(chunks);
+  chunks = chunks_with_keys(in, chunks);
   std::vector<std::vector<double>> numerators;
   std::vector<double> lse;
   for (int c = 0; c < chunks; ++c) {  // lines 1 and 2

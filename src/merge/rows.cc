@@ -58,6 +58,7 @@ void merge_states(std::span<float> lower, std::span<const float> higher, std::in
           higher.size());
   const std::size_t rows = count_rows(lower, v_dim, "lower");
   base::require_address("higher", higher);
+  base::require_apart<float>("lower", lower, "higher", higher);
   merge::merge_rows(lower.data(), higher.data(), rows, state_floats(v_dim));
 }
 
@@ -76,6 +77,9 @@ void finalize_states(std::span<const float> states, std::int64_t v_dim, std::spa
   base::require_apart<float>("out", out, "lse", lse);
   base::require_apart<float>("out", out, "states", states);
   base::require_apart<float>("lse", lse, "states", states);
+  base::require_apart<float>("out", out, "sinks", sinks);
+  base::require_apart<float>("lse", lse, "sinks", sinks);
+  if (rows == 0) return;  // v_dim may then be more than memory has room for
   // A sink is the state of one key whose value is zero.
   constexpr float kLog2E = 0x1.715476p+0f;
   std::vector<float> with_sink, sink_state(row_floats, 0.0f);

@@ -39,6 +39,18 @@ std::uint32_t digest(std::span<const std::string> texts) {
 
 }  // namespace
 
+// What a listener changed under way would be taken for what the model said.
+class Session::Generating {
+ public:
+  explicit Generating(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Generating() { flag_ = false; }
+  Generating(const Generating&) = delete;
+  Generating& operator=(const Generating&) = delete;
+
+ private:
+  bool& flag_;
+};
+
 // One generate() under way.
 struct Session::Call {
   const GenerateOptions& options;
@@ -73,6 +85,7 @@ Session::Session(std::unique_ptr<Llama> llama, const Tokenizer* tokenizer, std::
 
 void Session::check(std::span<const std::int32_t> prompt, const GenerateOptions& options) const {
   check_sampler(options.sampler);
+  base::require_address("the prompt", prompt);
   base::require(options.max_tokens >= 1, "max_tokens = {}; accepted: 1 or more", options.max_tokens);
   const std::size_t cached = llama_->transcript(sequence_).tokens().size();
   base::require(!prompt.empty() || known_.size() > cached, "the prompt is empty; accepted: one token or more");
@@ -114,7 +127,10 @@ std::vector<parallel::Given> Session::given(std::span<const std::int32_t> prompt
 
 GenerateResult Session::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
                                  const TextListener& listener, std::string refusal) {
+  if (generating_) throw Error("generate called by a listener of the same session; accepted: calls after it returns");
+  const Generating scope(generating_);
   if (refusal.empty()) refusal = parallel::failure_of([&] { check(prompt, options); });
+  if (!refusal.empty()) prompt = {};  // may be no memory at all
   const std::vector<parallel::Given> asked = given(prompt, options);
   ++calls_;
   Call call{options, listener, StopScanner(options.stop), {}, 0, 0, Clock::now(), {}};

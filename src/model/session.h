@@ -38,6 +38,7 @@ class Session {
 
  private:
   struct Call;
+  class Generating;
   void check(std::span<const std::int32_t> prompt, const GenerateOptions& options) const;
   std::vector<parallel::Given> given(std::span<const std::int32_t> prompt, const GenerateOptions& options) const;
   bool catch_up(const Call& call);
@@ -53,6 +54,7 @@ class Session {
   std::vector<float> prompt_logits_;
   std::span<const float> logits_;  // of the last of known_, once caught up
   std::int64_t calls_ = 0;
+  bool generating_ = false;
 };
 
 }  // namespace treeattn::model

@@ -86,6 +86,7 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool special)
 }
 
 std::string Tokenizer::decode(std::span<const std::int32_t> tokens, bool special) const {
+  base::require_address("tokens", tokens);
   std::string bytes;
   for (const std::int32_t token : tokens) {
     base::require(token >= 0 && token < vocab(), "token {}; accepted: 0 to {}", token, vocab() - 1);

@@ -52,10 +52,16 @@ void check_source(std::string_view name, const KvView& source, std::int64_t kv_h
   require(source.scales == nullptr || has_scales(source.dtype),
           "{}.scales = {} with {} values; accepted: scales for int8 and fp8 only", name,
           static_cast<const void*>(source.scales), dtype_name(source.dtype));
-  require(source.page_tokens >= 0, "{}.page_tokens = {}; accepted: 0 or more", name, source.page_tokens);
+  const bool has_pages = source.page_table != nullptr || source.pages != 0 || source.pages_per_sequence != 0;
+  require(source.page_tokens >= (has_pages ? 1 : 0), "{}.page_tokens = {}; accepted: 1 or more, or 0 and no pages",
+          name, source.page_tokens);
+  require(source.pages >= 0, "{}.pages = {}; accepted: 0 or more", name, source.pages);
   kernels::check_kv_layout(name, source);
   if (source.page_tokens == 0) return;
   require(source.page_table != nullptr, "{}.page_table = null; accepted: the address of int32 values", name);
+  require(reinterpret_cast<std::uintptr_t>(source.page_table) % alignof(std::int32_t) == 0,
+          "{}.page_table = {}; accepted: an address that is a multiple of {}", name,
+          static_cast<const void*>(source.page_table), alignof(std::int32_t));
   require((source.tokens - 1) / source.page_tokens < source.pages_per_sequence,
           "{}.tokens = {} is more than pages_per_sequence * page_tokens = {} * {}; accepted: at most that", name,
           source.tokens, source.pages_per_sequence, source.page_tokens);

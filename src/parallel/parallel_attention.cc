@@ -160,7 +160,9 @@ struct ParallelAttention::Impl {
     require(cache.communicator() == communicator, "the cache is on another communicator; accepted: the same one");
     require(call.q.batch == static_cast<std::int64_t>(call.sequences.size()),
             "q.batch = {}; accepted: one per sequence, {}", call.q.batch, call.sequences.size());
+    base::require_address("sequences", call.sequences);
     check_query(call.q, cache.config(), call.layer);
+    parallel::check_call(call);
   }
 
   // The same of a prefill. Returns what this rank carries of it.
@@ -230,6 +232,8 @@ ParallelAttention::ParallelAttention(std::shared_ptr<Communicator> communicator,
     : impl_(std::make_unique<Impl>()) {
   require(communicator != nullptr, "communicator = null; accepted: a communicator");
   strategy_name(options.strategy);  // throws for one that does not exist
+  require(options.link <= DeviceLink::kPeer, "link = {}; accepted: 0 (host), 1 (nccl), 2 (peer)",
+          static_cast<int>(options.link));
   impl_->communicator = std::move(communicator);
   impl_->options = options;
 }
@@ -242,7 +246,8 @@ void ParallelAttention::decode(const KvCache& cache, int layer, std::span<const 
                                std::span<const std::int64_t> first_query) {
   const DecodeCall call{cache.store(), layer, sequences, q, options, first_query};
   const KvCacheConfig& config = cache.config();
-  impl_->check(cache, call);
+  require(result <= Result::kByHeads, "result = {}; accepted: 0 (replicated), 1 (by heads)", static_cast<int>(result));
+  impl_->check(cache, call);  // before anything is sent
   const int size = impl_->communicator->size();
   const bool by_heads = result == Result::kByHeads;
   require(!(by_heads && impl_->options.strategy == Strategy::kRing),
@@ -251,7 +256,6 @@ void ParallelAttention::decode(const KvCache& cache, int layer, std::span<const 
       by_heads ? parallel::heads_of_rank(q.heads, impl_->communicator->rank(), size) : parallel::HeadRange{0, q.heads};
   const std::size_t rows = static_cast<std::size_t>(q.batch * q.queries * (heads.last - heads.first));
   check_result(rows, config.v_dim, out, lse);
-  parallel::check_call(call);  // before anything is sent
   impl_->check_same_on_ranks(cache.store());
 
   const Strategy strategy = impl_->strategy_for(call, pool);
@@ -280,7 +284,7 @@ bool ParallelAttention::decode_on_device(const KvCache& cache, int layer, std::s
                                          ThreadPool& pool) {
   const DecodeCall call{cache.store(), layer, sequences, q, options, {}};
   impl_->check(cache, call);
-  parallel::check_call(call);
+  require(out != nullptr, "out = null; accepted: memory of the cache's GPU");
   impl_->check_same_on_ranks(cache.store());
   if (impl_->options.link != DeviceLink::kPeer || impl_->options.strategy == Strategy::kRing) return false;
   if (!options.sinks.empty()) return false;

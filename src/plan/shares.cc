@@ -27,6 +27,7 @@ Shares Shares::weighted(int branches, std::span<const int> ranks_by_node, std::s
   require(ranks > 0, "ranks = {}; accepted: 1 or more", ranks);
   require(weights.empty() || weights.size() == ranks, "weights holds {} values; accepted: none or one per rank, {}",
           weights.size(), ranks);
+  base::require_address("weights", weights);
   double total = 0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     require(std::isfinite(weights[i]) && weights[i] >= 0, "weights[{}] = {}; accepted: 0 or more, finite", i,

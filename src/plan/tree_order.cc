@@ -16,6 +16,8 @@ void check_order(const ReductionOrder& order) {
   const int branches = order.branches;
   require(branches >= 1 && branches <= kMaxBranches && (branches & (branches - 1)) == 0,
           "branches = {}; accepted: a power of two, 1 to {}", branches, kMaxBranches);
+  require(order.placement == Placement::kCyclic || order.placement == Placement::kContiguous,
+          "placement = {}; accepted: 0 (cyclic), 1 (contiguous)", static_cast<int>(order.placement));
   if (order.placement == Placement::kCyclic) {
     require(order.branch_tokens == 0, "branch_tokens = {} with cyclic placement; accepted: 0", order.branch_tokens);
     return;
