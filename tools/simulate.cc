@@ -40,7 +40,6 @@ constexpr int kMostRingRanks = 1024;
 constexpr double kMostGatherBytes = 6e8;
 // Of K and V on a rank. More than any device has, and less than what the simulator cannot map.
 constexpr std::size_t kMostShare = std::size_t{1} << 40;
-constexpr double kMostFactor = 1e6;  // of a slow rank, as in a cluster file
 
 struct SimulateOptions {
   ShapeOptions shape;
@@ -70,8 +69,9 @@ std::string slow_rank_lines(const std::string& text, int ranks) {
     const std::int64_t rank = parse_count("--slow-rank", item.substr(0, colon), 0, ranks - 1);
     base::require(seen.insert(rank).second, "--slow-rank has rank {} twice; accepted: one factor for a rank", rank);
     const std::optional<double> factor = parse_number(item.substr(colon + 1));
-    base::require(factor && *factor > 0 && *factor <= kMostFactor,
-                  "--slow-rank is \"{}\"; accepted: RANK:FACTOR, the factor more than 0, up to {}", item, kMostFactor);
+    base::require(factor && *factor > 0 && *factor <= plan::kMostFactor,
+                  "--slow-rank is \"{}\"; accepted: RANK:FACTOR, the factor more than 0, up to {}", item,
+                  plan::kMostFactor);
     out += fmt::format("slow_device = {} {}\n", rank, item.substr(colon + 1));
   }
   return out;

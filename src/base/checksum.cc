@@ -51,4 +51,10 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before) {
   return ~crc;
 }
 
+std::uint32_t crc32c_of_texts(std::span<const std::string> texts) {
+  std::uint32_t out = 0;
+  for (const std::string& text : texts) out = crc32c(std::as_bytes(std::span(text.c_str(), text.size() + 1)), out);
+  return out;
+}
+
 }  // namespace treeattn::base

@@ -31,11 +31,6 @@ std::uint32_t digest(std::span<const T> values) {
 }
 template <class T>
 requires std::is_arithmetic_v<T> std::uint32_t digest(const T& value) { return digest(std::span(&value, 1)); }
-std::uint32_t digest(std::span<const std::string> texts) {
-  std::vector<char> ended;
-  for (const std::string& text : texts) ended.insert(ended.end(), text.c_str(), text.c_str() + text.size() + 1);
-  return digest(std::span<const char>(ended));
-}
 
 }  // namespace
 
@@ -119,7 +114,7 @@ std::vector<parallel::Given> Session::given(std::span<const std::int32_t> prompt
       {"min_p", digest(sampler.min_p)},
       {"repetition_penalty", digest(sampler.repetition_penalty)},
       {"seed", digest(sampler.seed)},
-      {"stop strings", digest(std::span<const std::string>(options.stop))},
+      {"stop strings", base::crc32c_of_texts(options.stop)},
       {"tokens that end the text", digest(std::span<const std::int32_t>(last))},
       {"recover", digest(options.recover)},
   };

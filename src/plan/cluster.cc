@@ -90,7 +90,6 @@ constexpr std::array<Unit, 3> kFlops{{{"PFLOP/s", 1e15}, {"TFLOP/s", 1e12}, {"GF
 constexpr int kMostDevices = 4096;
 constexpr int kMostRanks = 1 << 20;
 constexpr double kLargest = 1e18;
-constexpr double kMostFactor = 1e6;
 
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kBlank = " \t\r";

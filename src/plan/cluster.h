@@ -27,6 +27,7 @@ struct Slower {
   int index = 0;      // of the rank or the node
   double factor = 1;  // its rate is divided by this
 };
+inline constexpr double kMostFactor = 1e6;  // of a slower one
 
 struct Cluster {
   std::string name;

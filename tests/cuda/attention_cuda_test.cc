@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -194,20 +193,7 @@ TEST_F(CudaTest, ByteScales) {
         shape.head_dim = shape.v_dim = 128;
         shape.order = {256, 2};
         CaseData data(shape, 7);
-        std::mt19937_64 engine(static_cast<std::uint64_t>(spread));
-        for (std::int64_t t = 0; t < shape.tokens; ++t) {
-          for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-            const int exponent =
-                spread == 0 ? 0 : static_cast<int>(engine() % (2 * static_cast<unsigned>(spread))) - spread;
-            data.set_v_scale(0, t, h, std::ldexp(t % 2 == 0 ? 0.7f : -1.3f, exponent / (shift == 0 ? 1 : 3) + shift));
-            data.set_k_scale(0, t, h, std::ldexp(0.03f, -shift + exponent % 3));
-          }
-        }
-        for (std::int64_t h = 0; h < shape.heads; ++h) {
-          for (std::int64_t d = 0; d < shape.head_dim; ++d) {
-            data.set_q(0, 0, h, d, std::ldexp(static_cast<float>(engine() % 1000) * 1e-3f - 0.5f, shift));
-          }
-        }
+        spread_sizes(data, spread, shift, 0.03f, 0.03f);
         std::string kernel;
         const double error = check_case(data, &kernel);
         EXPECT_LE(error, 1) << "spread " << spread << ", shift " << shift;

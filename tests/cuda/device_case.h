@@ -5,8 +5,10 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <random>
 #include <stdexcept>
 #include <string>
 
@@ -57,6 +59,27 @@ inline double check_case(const CaseData& data, std::string* kernel = nullptr) {
   if (kernel != nullptr) *kernel = got.kernel;
   const Problem problem = make_problem(data.input(), data.options());
   return worst_in_bounds(got.out, got.lse, reference_attention(problem, cuda::error_model(got.kernel, problem)));
+}
+
+// Gives row scales and queries of one sequence very different sizes: exponents up to `spread` either way, around
+// `shift`. third, others: scales of every third key, and of the rest, before that.
+inline void spread_sizes(CaseData& data, int spread, int shift, float third, float others) {
+  const Case& shape = data.shape();
+  std::mt19937_64 engine(static_cast<std::uint64_t>(spread));
+  for (std::int64_t t = 0; t < shape.tokens; ++t) {
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+      const int exponent = spread == 0 ? 0 : static_cast<int>(engine() % (2 * static_cast<unsigned>(spread))) - spread;
+      data.set_v_scale(0, t, h, std::ldexp(t % 2 == 0 ? 0.7f : -1.3f, exponent / (shift == 0 ? 1 : 3) + shift));
+      data.set_k_scale(0, t, h, std::ldexp(t % 3 == 0 ? third : others, -shift + exponent % 3));
+    }
+  }
+  for (std::int64_t q = 0; q < shape.queries; ++q) {
+    for (std::int64_t h = 0; h < shape.heads; ++h) {
+      for (std::int64_t d = 0; d < shape.head_dim; ++d) {
+        data.set_q(0, q, h, d, std::ldexp(static_cast<float>(engine() % 1000) * 1e-3f - 0.5f, shift));
+      }
+    }
+  }
 }
 
 }  // namespace treeattn::kernels

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -34,16 +33,7 @@ struct Output {
     return std::memcmp(out.data(), other.out.data(), out.size() * 4) == 0 &&
            std::memcmp(lse.data(), other.lse.data(), lse.size() * 4) == 0;
   }
-  double error(const ReferenceResult& want) const {
-    double worst = 0;
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      worst = std::max(worst, error_in_bounds(out[i], want.out[i], want.out_bound[i]));
-    }
-    for (std::size_t i = 0; i < lse.size(); ++i) {
-      worst = std::max(worst, error_in_bounds(lse[i], want.lse[i], want.lse_bound[i]));
-    }
-    return worst;
-  }
+  double error(const ReferenceResult& want) const { return worst_in_bounds(out, lse, want); }
 };
 
 std::vector<float> read(const DeviceMemory& memory, std::size_t floats) {
@@ -228,22 +218,7 @@ TEST_F(CudaPrefill, ScalesOfBytes) {
         shape.head_dim = shape.v_dim = spread == 3 ? 64 : 128;
         shape.order = {256, 2};
         CaseData data(shape, 7);
-        std::mt19937_64 engine(static_cast<std::uint64_t>(spread));
-        for (std::int64_t t = 0; t < shape.tokens; ++t) {
-          for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-            const int exponent =
-                spread == 0 ? 0 : static_cast<int>(engine() % (2 * static_cast<unsigned>(spread))) - spread;
-            data.set_v_scale(0, t, h, std::ldexp(t % 2 == 0 ? 0.7f : -1.3f, exponent / (shift == 0 ? 1 : 3) + shift));
-            data.set_k_scale(0, t, h, std::ldexp(t % 3 == 0 ? -0.03f : 0.02f, -shift + exponent % 3));
-          }
-        }
-        for (std::int64_t q = 0; q < shape.queries; ++q) {
-          for (std::int64_t h = 0; h < shape.heads; ++h) {
-            for (std::int64_t d = 0; d < shape.head_dim; ++d) {
-              data.set_q(0, q, h, d, std::ldexp(static_cast<float>(engine() % 1000) * 1e-3f - 0.5f, shift));
-            }
-          }
-        }
+        spread_sizes(data, spread, shift, -0.03f, 0.02f);
         const PrefillCase test(data);
         const double error = test.error();
         EXPECT_EQ(test.plan.kernel(), "prefill");

@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
     __syncwarp();
   };
   const bool has_q = Warp::kQueriesAsTheyAre && at_once;
-  if (has_q) load_queries();  // nothing waits for it here
+  if (has_q) load_queries();  // nothing waits for registers here
   if (at_once) {
     const int first = first_token(p, item.first_leaf) + number * kTile;
 #pragma unroll 1
