@@ -39,7 +39,7 @@ while read -r name test filter thinning without; do
   done
 done <<'LIST'
 twos     attention_cuda_test  *.ByteHeadsInTwos:*.ByteHeadsDoNotMix               1
-float32  attention_f32_cuda_test *.EveryShape                                    14
+limbs    limbs_cuda_test      *.EveryShape/*                                     29
 norms    model_ops_cuda_test  *.MapsOfNormalisedRows                              8
 cases    attention_cuda_test  *.CaseList                                         24
 prompts  prefill_cuda_test    *.EveryShape                                       21

@@ -65,13 +65,13 @@ void expect_complete(const Problem& problem, const Work& work, const ItemLimits&
   std::map<int, std::vector<WorkItem>> groups;
   std::set<int> slots;
   for (const WorkItem& item : work.items) {
-    groups[item.group].push_back(item);
+    groups[item.group_slot].push_back(item);
     EXPECT_TRUE(slots.insert(item.group_slot + item.place).second);
     EXPECT_LE(item.rows(), limits.rows);
     EXPECT_LE(item.rows(), work.rows_per_item);
     EXPECT_LE(used_leaves(problem, item), 1 << limits.levels);
   }
-  EXPECT_EQ(groups.size(), work.counters);
+  EXPECT_EQ(work.items.size(), work.counters);
   ASSERT_FALSE(slots.empty());
   EXPECT_EQ(*slots.rbegin() + 1, static_cast<int>(work.items.size()));
 

@@ -40,6 +40,7 @@ struct Shape {
   std::int64_t heads, kv_heads, dim, batch, tokens;
   DType type = DType::kBFloat16;
   bool scales = false;
+  DType q_type = DType::kBFloat16;
 
   std::size_t rows() const { return static_cast<std::size_t>(batch * tokens * kv_heads); }
   // Bytes of K, or of V, and of their scales.
@@ -105,6 +106,13 @@ int main(int argc, char** argv) {
     shapes.back().type = type;
     shapes.back().scales = true;
   }
+  for (const Shape& s : {Shape{128, 8, 64, 1, 262144}, Shape{16, 8, 256, 1, 65536}, Shape{64, 8, 256, 1, 65536}}) {
+    shapes.push_back(s);
+  }
+  for (const Shape& s : {Shape{16, 16, 128, 1, 65536}, Shape{32, 8, 128, 1, 131072}, Shape{64, 8, 128, 1, 131072}}) {
+    shapes.push_back(s);
+    shapes.back().q_type = DType::kFloat32;
+  }
   std::printf("%-9s %-14s %5s %8s %9s %9s %9s %7s %s\n", "K and V", "heads x dim", "batch", "tokens", "MiB", "read ms",
               "ours ms", "ratio", "kernel");
   for (const Shape& s : shapes) {
@@ -116,10 +124,11 @@ int main(int argc, char** argv) {
     float* out = nullptr;
     unsigned* sink = nullptr;
     check(cudaMalloc(&kv, static_cast<std::size_t>(sets) * bytes), "K and V");
-    check(cudaMalloc(&q, static_cast<std::size_t>(s.batch * s.heads * s.dim) * 2), "q");
+    const auto q_units = static_cast<std::size_t>(s.batch * s.heads * s.dim) * dtype_size(s.q_type) / 2;
+    check(cudaMalloc(&q, q_units * 2), "q");
     check(cudaMalloc(&out, static_cast<std::size_t>(s.batch * s.heads * (s.dim + 1)) * 4), "out");
     check(cudaMalloc(&sink, 4), "sink");
-    fill_kernel<<<64, 256>>>(q, static_cast<std::size_t>(s.batch * s.heads * s.dim), 2);
+    fill_kernel<<<64, 256>>>(q, q_units, 2);
     std::vector<CudaPlan> plans;
     for (int set = 0; set < sets; ++set) {
       std::byte* k = kv + static_cast<std::size_t>(set) * bytes;
@@ -127,7 +136,7 @@ int main(int argc, char** argv) {
       fill(s, k, 1);
       fill(s, v, 3);
       AttentionInput in;
-      in.q = QueryView::dense(q, DType::kBFloat16, s.batch, 1, s.heads, s.dim);
+      in.q = QueryView::dense(q, s.q_type, s.batch, 1, s.heads, s.dim);
       in.k = view_of(s, k);
       in.v = view_of(s, v);
       plans.emplace_back(0, in, AttentionOptions{});

@@ -19,8 +19,8 @@ namespace {
 
 bool is_byte(DType dtype) { return dtype == DType::kInt8 || dtype == DType::kFp8E4M3; }
 
-// Whether a case is one of those that the tensor-core kernels for 8-bit and for float32 K and V are there for, whose
-// rows are aligned to 16 bytes.
+// Whether a case is one of those that the tensor-core kernels for 8-bit, for float32 K and V and for queries of another
+// type than 16-bit K and V are there for: rows are aligned to 16 bytes.
 bool dims_served(const Case& shape) {
   const std::int64_t dim = shape.head_dim;
   const bool dim_served = dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256;
@@ -29,6 +29,9 @@ bool dims_served(const Case& shape) {
 }
 bool for_mma8(const Case& shape) { return is_byte(shape.k_type) && dims_served(shape); }
 bool for_mma32(const Case& shape) { return shape.k_type == DType::kFloat32 && dims_served(shape); }
+bool for_limbs(const Case& shape) {
+  return dtype_size(shape.k_type) == 2 && shape.q_type != shape.k_type && dims_served(shape) && shape.head_dim <= 128;
+}
 
 class CudaTest : public testing::Test {
  protected:
@@ -40,8 +43,8 @@ class CudaTest : public testing::Test {
 TEST_F(CudaTest, CaseList) {
   const std::size_t step = thinning();
   const std::vector<Case> cases = case_list();
-  double worst = 0, worst_bytes = 0, worst_wide = 0;
-  int bytes = 0, wide = 0;
+  double worst = 0, worst_bytes = 0, worst_wide = 0, worst_limbs = 0;
+  int bytes = 0, wide = 0, limbs = 0;
   for (std::size_t i = 0; i < cases.size(); i += step) {
     const Case& shape = cases[i];
     std::string kernel;
@@ -58,11 +61,20 @@ TEST_F(CudaTest, CaseList) {
       worst_wide = std::max(worst_wide, error);
       ++wide;
     }
+    if (for_limbs(shape)) {
+      EXPECT_EQ(kernel, "mma") << shape.name;
+      worst_limbs = std::max(worst_limbs, error);
+      ++limbs;
+    }
   }
   EXPECT_GE(bytes, static_cast<int>(40 / step));
   EXPECT_GE(wide, static_cast<int>(40 / step));
-  std::printf("largest error %.3f of its bound; %.3f in the %d cases of mma8, %.3f in the %d of mma32\n", worst,
-              worst_bytes, bytes, worst_wide, wide);
+  EXPECT_GE(limbs, static_cast<int>(10 / step));
+  std::printf(
+      "largest error %.3f of its bound; %.3f in the %d cases of mma8, %.3f in the %d of mma32, %.3f in the %d with "
+      "queries "
+      "of another type\n",
+      worst, worst_bytes, bytes, worst_wide, wide, worst_limbs, limbs);
 }
 
 TEST_F(CudaTest, RandomCases) {

@@ -54,7 +54,9 @@ std::vector<Kind> kinds() {
   });
   add("fp8", "mma8", [](Case& shape) { shape.k_type = shape.v_type = DType::kFp8E4M3; });
   add("float32", "mma32", [](Case& shape) { shape.q_type = shape.k_type = shape.v_type = DType::kFloat32; });
-  add("generic", "generic", [](Case& shape) { shape.q_type = DType::kFloat32; });
+  add("queries of another type", "mma", [](Case& shape) { shape.q_type = DType::kFloat32; });
+  add("16 rows", "mma", [](Case& shape) { shape.heads = 32; });
+  add("generic", "generic", [](Case& shape) { shape.k_type = DType::kFloat16; });
   return out;
 }
 

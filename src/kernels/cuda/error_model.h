@@ -20,6 +20,9 @@ inline ErrorModel error_model(std::string_view kernel, const Problem& problem) {
     model.weight_error = 0x1p-16;  // two bfloat16 limbs hold 16 bits of a weight, two of float16 more
     // What is below half the smallest float16, of weights times 2^14, is lost.
     if (problem.v.dtype == DType::kFloat16) model.weight_floor = 0x1p-39;
+    // q of another type: three limbs hold a float32, those of float16 but for what is below half the smallest float16
+    // of a row scaled to 2^14.
+    if (problem.k.dtype == DType::kFloat16 && problem.q.dtype != DType::kFloat16) model.query_error = 0x1p-39;
   }
   if (kernel == "mma8") {
     model.unit_roundoff = 0x1p-22;  // as above

@@ -77,9 +77,12 @@ Launch for_head_dim(int dim, const Find& find) {
 Launch find_decode_bf16(int dim, int rows, std::size_t most_bytes);
 Launch find_decode_f16(int dim, int rows, std::size_t most_bytes);
 Launch find_decode_f32(int dim, int rows, std::size_t most_bytes);
+// q of another type than K and V.
+Launch find_decode_bf16_limbs(int dim, int rows);
+Launch find_decode_f16_limbs(int dim, int rows);
 // two_heads: items of two neighbouring KV heads, of 64 columns each that lie side by side; `rows` is of both.
-Launch find_decode_int8(int dim, int rows, bool two_heads, std::size_t most_bytes);
-Launch find_decode_fp8(int dim, int rows, bool two_heads, std::size_t most_bytes);
+Launch find_decode_int8(int dim, int rows, bool two_heads);
+Launch find_decode_fp8(int dim, int rows, bool two_heads);
 
 // Whether positions and pages are 32-bit numbers, as the tensor-core kernels have them.
 bool has_short_positions(const AttentionParams& params);

@@ -241,42 +241,53 @@ __device__ inline void merge_group(const AttentionParams& p, const WorkItem& ite
   }
 }
 
-// Of a group of more: run by run first. Nobody but the warp of a row needs what it stores. By value: an item whose
-// address is taken is not in registers.
-__device__ __noinline__ inline void merge_large_group(const AttentionParams& p, WorkItem item, float* states,
-                                                      std::int64_t stride, int count) {
-  for (; count > kMergeAtOnce; count /= kMergeAtOnce, stride *= kMergeAtOnce) {
-    for (int first = 0; first < count; first += kMergeAtOnce) {
-      merge_group<kMergeAtOnce, true>(p, item, states + first * stride, stride);
-    }
-    __syncwarp();
+// Called by all threads of a block, behind a barrier, once it has written what others need: whether it is the last of
+// `count` blocks to come. It can then read what all of them wrote.
+__device__ inline bool is_last(unsigned* counter, int count) {
+  bool last = false;
+  if (threadIdx.x == 0) {
+    unsigned before;  // releases what the block wrote before the barrier, acquires what others released
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;\n" : "=r"(before) : "l"(counter) : "memory");
+    last = before + 1 == static_cast<unsigned>(count);
+    if (last) *counter = 0;  // for the next call
   }
-  merge_group(p, item, states, stride, count);
+  return __syncthreads_or(last);
+}
+
+// Floats of the states of an item.
+__device__ inline std::int64_t state_stride(const AttentionParams& p) {
+  return static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(p.v.dim);
+}
+
+// The end of an item in a group of more than kMergeAtOnce: the last block of every run of so many makes their states
+// one, and so on. A run is counted where its first item would be, one further at every level. By value: an item whose
+// address is taken is not in registers.
+__device__ __noinline__ inline void finish_in_runs(const AttentionParams& p, WorkItem item) {
+  std::int64_t stride = state_stride(p);
+  float* const states = p.item_states + item.group_slot * stride;
+  unsigned* counters = p.arrived + item.group_slot;
+  int count = item.group_items, run = item.place / kMergeAtOnce, run_items = kMergeAtOnce;
+  for (; count > kMergeAtOnce; run /= kMergeAtOnce, run_items *= kMergeAtOnce, ++counters) {
+    if (!is_last(counters + run * run_items, kMergeAtOnce)) return;
+    merge_group<kMergeAtOnce, true>(p, item, states + run * kMergeAtOnce * stride, stride);
+    __syncthreads();
+    count /= kMergeAtOnce;
+    stride *= kMergeAtOnce;
+  }
+  if (is_last(counters, count)) merge_group(p, item, states, stride, count);
 }
 
 // Called by all threads of the block, behind a barrier, once item_states of this block's item is written. kWide: where
 // there may be groups for merge_wide_group, which takes more registers.
 template <bool kWide = false>
 __device__ inline void finish_item(const AttentionParams& p, const WorkItem& item) {
-  const std::int64_t stride = static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(p.v.dim);
-  float* const states = p.item_states + item.group_slot * stride;
-  if (item.group_items > 1) {
-    bool last = false;
-    if (threadIdx.x == 0) {
-      // Releases what the block wrote before the barrier, acquires what others released.
-      unsigned before;
-      asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;\n"
-                   : "=r"(before)
-                   : "l"(p.arrived + item.group)
-                   : "memory");
-      last = before + 1 == static_cast<unsigned>(item.group_items);
-      if (last) p.arrived[item.group] = 0;  // for the next call
-    }
-    if (!__syncthreads_or(last)) return;
-  }
   const int count = item.group_items;
-  if (kWide && count == 2 * kMergeAtOnce) return merge_wide_group(p, item, states, stride);
-  if (count > kMergeAtOnce) return merge_large_group(p, item, states, stride, count);
+  const bool wide = kWide && count == 2 * kMergeAtOnce;
+  if (count > kMergeAtOnce && !wide) return finish_in_runs(p, item);
+  if (count > 1 && !is_last(p.arrived + item.group_slot, count)) return;
+  const std::int64_t stride = state_stride(p);
+  float* const states = p.item_states + item.group_slot * stride;
+  if (wide) return merge_wide_group(p, item, states, stride);
   merge_group(p, item, states, stride, count);
 }
 

@@ -43,7 +43,6 @@ struct WorkItem {
   std::int32_t leaves = 0;  // a power of two; the node is [first_leaf, first_leaf + leaves)
   std::int32_t chunks = 0;  // with keys
   std::int32_t node = 0;    // which of the nodes that were asked for; a group of items makes the states of one
-  std::int32_t group = 0;
   std::int32_t group_items = 1;
   std::int32_t group_slot = 0;  // of the states of the group's first item
   std::int32_t place = 0;       // among the items of its group, in the order of the tree
@@ -92,7 +91,6 @@ struct ItemGrid {
     out.heads = heads;
     out.first_leaf = first_leaf + out.place * run.leaves;
     out.leaves = run.leaves;
-    out.group = out.batch << head_bits | head;
     out.group_items = 1 << run.part_bits;
     out.group_slot = run.first_item + ((sequence << head_bits | head) << run.part_bits);
     return out;
@@ -149,7 +147,7 @@ struct AttentionParams {
   bool q_first = false;          // then: q before those pieces, as there are no others; else the first of them before q
   int rows_per_item = 0;         // rows of the largest item; the stride of item_states
   float* item_states = nullptr;  // [items, rows_per_item, row_state_floats]
-  unsigned* arrived = nullptr;   // [groups] zero between calls
+  unsigned* arrived = nullptr;   // [items] zero between calls; a group's are those of its slots
   // Prefill only, whose blocks take one item after the other.
   float* waiting = nullptr;  // [blocks, waiting_levels, waiting_floats] states that wait for others
   int waiting_levels = 0;

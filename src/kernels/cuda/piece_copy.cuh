@@ -26,6 +26,11 @@ struct StageBarriers {
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 #endif
   }
+  // Where arrivals of threads and not copies make a fill: what this thread wrote before is there.
+  __device__ void arrive(int stage) const {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(address + 8 * stage)
+                 : "memory");
+  }
   // Waits for a fill of a stage; `phase` is its number modulo 2.
   __device__ void wait(int stage, unsigned phase) const {
     unsigned done = 0;

@@ -40,15 +40,17 @@ Launch find_of_rows(const AttentionParams& p, int rows, std::size_t most_bytes) 
     const int most = p.q_dtype == DType::kFloat32 ? 8 : 16;
     const bool two_heads = heads_in_twos(p, rows, most);
     const int taken = two_heads ? 2 * rows : std::min(rows, most);
-    return p.k.dtype == DType::kInt8 ? find_decode_int8(p.k.dim, taken, two_heads, most_bytes)
-                                     : find_decode_fp8(p.k.dim, taken, two_heads, most_bytes);
+    return p.k.dtype == DType::kInt8 ? find_decode_int8(p.k.dim, taken, two_heads)
+                                     : find_decode_fp8(p.k.dim, taken, two_heads);
   }
   if (p.k.dtype == DType::kFloat32) {
     return queries_aligned(p, 4) ? find_decode_f32(p.k.dim, rows, most_bytes) : Launch{};
   }
-  if (p.k.dtype != p.q_dtype || !queries_aligned(p, 2)) return {};
-  return p.q_dtype == DType::kBFloat16 ? find_decode_bf16(p.k.dim, rows, most_bytes)
-                                       : find_decode_f16(p.k.dim, rows, most_bytes);
+  if (!queries_aligned(p, 2)) return {};
+  if (p.k.dtype == DType::kBFloat16) {
+    return p.q_dtype == p.k.dtype ? find_decode_bf16(p.k.dim, rows, most_bytes) : find_decode_bf16_limbs(p.k.dim, rows);
+  }
+  return p.q_dtype == p.k.dtype ? find_decode_f16(p.k.dim, rows, most_bytes) : find_decode_f16_limbs(p.k.dim, rows);
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 
 namespace treeattn::kernels::cuda {
 
-Launch find_decode_int8(int dim, int rows, bool two_heads, std::size_t most_bytes) {
-  return decode_mma8_launch<Int8Bytes>(dim, rows, two_heads, most_bytes);
+Launch find_decode_int8(int dim, int rows, bool two_heads) {
+  return decode_mma8_launch<Int8Bytes>(dim, rows, two_heads);
 }
 
 }  // namespace treeattn::kernels::cuda

@@ -9,7 +9,10 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
+#include "kernels/cuda/decode/half_queries.cuh"
+#include "kernels/cuda/decode/leaf_handover.cuh"
 #include "kernels/cuda/decode/leaf_merge.cuh"
 #include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/generic_node.cuh"
@@ -34,6 +37,7 @@ __device__ inline int lane_number() {
 // The shared memory of a block.
 template <class Warp, int kStages>
 struct MmaLayout {
+  using Merge = std::conditional_t<Warp::kHandsOver, LeafHandover<Warp>, LeafMerge<Warp>>;
   static constexpr int kPieceBytes = 2 * Warp::Copy::kBytes;  // K, then V
   static constexpr int kPieces = kMmaWarps * kStages;
   static constexpr int kScales = kPieces * kPieceBytes;
@@ -45,7 +49,7 @@ struct MmaLayout {
 
   // levels: log2 of the most leaves with keys that an item has.
   static std::size_t shared_bytes(int rows, int levels) {
-    const std::size_t working = kStates + LeafMerge<Warp::kDim, Warp::kRows>::floats(rows, levels) * sizeof(float);
+    const std::size_t working = kStates + Merge::floats(rows, levels) * sizeof(float);
     const std::size_t afterwards = GenericScratch::floats(rows, Warp::kDim, Warp::kDim);
     return std::max(working, afterwards * sizeof(float));
   }
@@ -151,18 +155,32 @@ __device__ inline void weigh_rows(float (&s)[kEights][4], float shift, float (&m
   }
 }
 
+// Every thread has l of the keys of its row, not only of its own; l and o are taken out of units of 1 / unit.
+template <int kHalves, int kSteps>
+__device__ inline void settle_rows(float (&l)[kHalves], float (&o)[kHalves][kSteps][4], float unit) {
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    l[half] += __shfl_xor_sync(~0u, l[half], 1);
+    l[half] += __shfl_xor_sync(~0u, l[half], 2);
+    l[half] *= unit;
+#pragma unroll
+    for (int i = 0; i < 4 * kSteps; ++i) o[half][i / 4][i % 4] *= unit;
+  }
+}
+
 // One warp's part of a leaf. kHalves: 1 for up to 8 rows, 2 for up to 16. A thread has the logits of rows lane / 4 (and
 // that plus 8), and of o^T the columns of rows lane % 4 * 2 and one more. T: bfloat16 or float16; for float32 see
 // decode_mma32.cuh.
-template <class T, int kColumns, int kHalves>
+template <class T, int kColumns, int kHalves, class Query = SameQuery<T, kColumns / 16, kHalves>>
 class MmaWarp {
  public:
   static constexpr int kDim = kColumns, kRows = 8 * kHalves, kHeads = 1, kTile = kMmaTile, kElementBytes = 2;
   static constexpr const char* kName = "mma";
   static constexpr bool kBoundByMemory = true;
-  static constexpr bool kStartsAtOnce = true;      // asks for keys before anything is read, if it can
-  static constexpr bool kQueriesAsTheyAre = true;  // loading them waits for nothing
-  static constexpr int kQueryBytes = 0;            // of shared memory, where q is not in registers
+  static constexpr bool kHandsOver = kRows == 16 && kDim == 128;  // as four states at a time have no room
+  static constexpr bool kStartsAtOnce = true;                     // asks for keys before anything is read, if it can
+  static constexpr bool kQueriesAsTheyAre = Query::kAsItIs;       // loading them waits for nothing
+  static constexpr int kQueryBytes = 0;                           // of shared memory, where q is not in registers
   using Copy = PieceCopy<2 * kDim, kMmaTile>;
   using Scales = NoScales;
   static constexpr int kSteps = kDim / 16;
@@ -172,7 +190,7 @@ class MmaWarp {
     // Four matrices: keys 0 to 7 and columns 0 to 7, then the next columns, then the next keys.
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      column[step] = Copy::offset(lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2);
+      places[step] = Copy::offset(lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2);
     }
   }
 
@@ -181,11 +199,9 @@ class MmaWarp {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int row = min(lane / 4 + half * 8, item.rows() - 1);
-      const auto* from =
-          reinterpret_cast<const std::uint32_t*>(query_row(p, item.batch, query_of(item, row), head_of(p, item, row)));
-#pragma unroll
-      for (int i = 0; i < 2 * kSteps; ++i) q[i / 2][i % 2 * kHalves + half] = from[i * 4 + lane % 4];
+      q.load(half, query_row(p, item.batch, query_of(item, row), head_of(p, item, row)), p.q_dtype, lane);
     }
+    log2_scale *= q.unit;
   }
 
   __device__ void clear() { clear_rows(m, l, o); }
@@ -196,41 +212,30 @@ class MmaWarp {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       std::uint32_t b[4];
-      load_matrices(b, address + step / 4 * kPartBytes + column[step % 4]);
-      const std::uint32_t a[4] = {q[step][0], kHalves == 2 ? q[step][1] : 0, q[step][kHalves],
-                                  kHalves == 2 ? q[step][3] : 0};
-      multiply_add<T>(s[0], a, b[0], b[1]);
-      multiply_add<T>(s[1], a, b[2], b[3]);
+      load_matrices(b, address + step / 4 * kPartBytes + places[step % 4]);
+      q.multiply(s[0], step, b[0], b[1]);
+      q.multiply(s[1], step, b[2], b[3]);
     }
+    q.finish(s);
     if (whole && p.softcap == 0 && p.alibi_slopes == nullptr) {
 #pragma unroll
       for (int i = 0; i < 4 * kHalves; ++i) s[i / 2 % 2][i / 4 * 2 + i % 2] *= log2_scale;
     } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) s[i / 4][i % 4] *= q.unit;
       special_logits<kHalves>(p, item, lane, s, piece, whole);
     }
     weigh_rows(s, kWeightShift<T>, m, l, o, lane);
     add_values(s, address + Copy::kBytes);
   }
 
-  // The leaf is done: stores this warp's state as one of a LeafMerge.
-  __device__ void store(float* state, int rows) {
-    constexpr float kUnit = kWeightShift<T> == 0.0f ? 1.0f : 0x1p-14f;
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      LeafMerge<kDim, kRows>::store_sums(state, lane, half, rows, m[half], l[half], kUnit);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int column_row = lane % 4 * 2 + j + 8 * half;
-        if (column_row >= rows) continue;
-        float* to = state + column_row * LeafMerge<kDim, kRows>::kPitch + lane / 4;
-#pragma unroll
-        for (int n = 0; n < kSteps; ++n) {
-          to[n * 16] = o[half][n][j] * kUnit;
-          to[n * 16 + 8] = o[half][n][j + 2] * kUnit;
-        }
-      }
-    }
-  }
+  // The leaf is done: m, l and o as LeafStates wants them.
+  __device__ void settle() { settle_rows(l, o, kWeightShift<T> == 0.0f ? 1.0f : 0x1p-14f); }
+  __device__ int column(int n) const { return n * 16 + lane / 4; }
+  static constexpr int kPairStep = 8;
+  __device__ static constexpr bool owns(int /*row*/, int /*column*/) { return true; }
+  float o[kHalves][kSteps][4];
+  float m[kHalves], l[kHalves];  // l: this thread's keys only
 
  private:
   // o += weights * V. A weight is two numbers of T, so that rounding it costs 2^-16 and not 2^-9.
@@ -253,7 +258,7 @@ class MmaWarp {
       std::uint32_t v[kBatch][4];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i)
-        load_matrices_transposed(v[i], v_address + (n + i) / 4 * kPartBytes + column[(n + i) % 4]);
+        load_matrices_transposed(v[i], v_address + (n + i) / 4 * kPartBytes + places[(n + i) % 4]);
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
@@ -267,12 +272,10 @@ class MmaWarp {
   const AttentionParams& p;
   const WorkItem& item;
   const int lane;
-  const float log2_scale;
+  float log2_scale;  // of a product of q
   static constexpr int kPartBytes = kMmaTile * 128;
-  std::uint32_t column[4];  // where this lane's row of 8x8 matrices lies, for four steps of 16 columns
-  std::uint32_t q[kSteps][2 * kHalves];
-  float o[kHalves][kSteps][4];
-  float m[kHalves], l[kHalves];  // l: this thread's keys only
+  std::uint32_t places[4];  // where this lane's row of 8x8 matrices lies, for four steps of 16 columns
+  Query q;
 };
 
 // Limbs of a weight times infinity, or a hidden NaN times zero, are not what they stand for: once more, plainly, and
@@ -404,7 +407,7 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
     start_scales(stage, piece);
     return piece.leaf;
   };
-  LeafMerge<kDim, Warp::kRows> merger(reinterpret_cast<float*>(memory + Layout::kStates), rows);
+  typename Layout::Merge merger(reinterpret_cast<float*>(memory + Layout::kStates), rows, number, lane);
   // A turn takes a piece from a stage and starts the next into it; the first turns only start. The code is long, and
   // a short call spends its time waiting for instructions: so this is its only copy.
   int leaf_at[kStages];  // of the pieces on their way, the next first
@@ -413,14 +416,13 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
     if (turn == 0) {
       wait_for_earlier();
       if (!has_q) load_queries();
+      merger.begin();
     }
     if (turn >= 0) {
       if (leaf_at[0] != at.leaf) {
-        warp.store(merger.state_of(number), rows);
         const int leaf = at.leaf;
         at.next(keys);
-        merger.add_leaf(leaf, at.done(keys) ? -1 : at.leaf);
-        warp.clear();
+        merger.add_leaf(warp, leaf, at.done(keys) ? -1 : at.leaf);
         continue;
       }
       const std::uint32_t address = ring + stage * Layout::kPieceBytes;
@@ -444,20 +446,30 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   wait_for_earlier();  // where there were no keys
   const std::int64_t slot = item.group_slot + item.place;
   float* to = p.item_states + slot * (static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(kDim));
-  const bool finite = merger.store_root(to);
+  const bool finite = merger.store_root(warp, to);
   if (__syncthreads_or(!finite)) {
     redo_item(p, to, reinterpret_cast<float*>(memory));
   } else if (item.group_items == 1) {
-    return merger.store_result(p, item);  // what others would have to read is still in registers
+    return merger.store_result(p, item);
   }
   finish_item<Warp::kHeads == 2>(p, item);
 }
 
-// levels: log2 of the most leaves with keys of an item. States that wait for others take shared memory: the more rows,
-// the fewer.
+// log2 of the most leaves with keys of an item: states that wait for others take shared memory. Items of the default
+// 256 leaves are then no more than kMergeAtOnce. With 16 rows of 128 columns and q in shared memory they are twice as
+// many, so that two blocks fit on a multiprocessor.
+template <class Warp>
+constexpr int levels_for(int rows) {
+  if (Warp::kQueryBytes > 0 && Warp::kRows == 16 && Warp::kDim == 128) return 2;
+  return rows <= 2 ? 4 : 3;
+}
+
+// Of items of at most `rows` rows, or as many as Warp takes.
 template <class Warp, int kStages, int kBlocks = 2>
-Launch decode_mma_launch(int rows, int levels) {
+Launch decode_mma_launch(int rows) {
   using Layout = MmaLayout<Warp, kStages>;
+  rows = std::min(rows, Warp::kRows);
+  const int levels = levels_for<Warp>(rows);
   const std::size_t bytes = Layout::shared_bytes(rows, levels);
   Launch launch{decode_mma_kernel<Warp, kStages, kBlocks>, kMmaThreads, bytes, Warp::kName,
                 {Warp::kRows, levels, Warp::kHeads},       Warp::kTile};
@@ -467,36 +479,39 @@ Launch decode_mma_launch(int rows, int levels) {
   return launch;
 }
 
-// log2 of the most leaves with keys of an item: items of the default 256 leaves are then no more than kMergeAtOnce.
-constexpr int levels_for(int rows) { return rows <= 2 ? 4 : 3; }
-
-// States of more than 8 rows of 128 columns leave room for one block on a multiprocessor. Then it has twice as much on
-// its way, where there is room for that.
-template <class Warp, int kStages>
-Launch decode_mma_of_many_rows(int rows, std::size_t most_bytes) {
-  if constexpr (Warp::kDim > 96) {
-    const Launch deeper = decode_mma_launch<Warp, 2 * kStages, 1>(std::min(rows, 16), levels_for(rows));
-    if (deeper.shared_bytes <= most_bytes) return deeper;
-  }
-  return decode_mma_launch<Warp, kStages>(std::min(rows, 16), levels_for(rows));
-}
+// 64 KiB on their way to a block, or more.
+template <class Warp>
+inline constexpr int kStagesOf = std::max(2, (64 << 10) / (kMmaWarps * MmaLayout<Warp, 1>::kPieceBytes));
 
 // The kernel for elements of T, head dim kDim and items of at most `rows` rows; the bits do not depend on kStages.
 template <class T, int kDim>
 Launch decode_mma_of_dim(int rows, std::size_t most_bytes) {
-  // 64 KiB on their way to a block, or more.
-  constexpr int kStages = std::max(2, (64 << 10) / (kMmaWarps * MmaLayout<MmaWarp<T, kDim, 1>, 1>::kPieceBytes));
-  const int levels = levels_for(rows);
+  using Warp = MmaWarp<T, kDim, 1>;
+  constexpr int kStages = kStagesOf<Warp>;
   if constexpr (kDim <= 128) {
     // States of one or two rows leave room for a third block on a multiprocessor: while one begins or ends, two work.
-    if (rows <= 2) return decode_mma_launch<MmaWarp<T, kDim, 1>, kStages, 3>(rows, levels);
-    if (rows > 8) return decode_mma_of_many_rows<MmaWarp<T, kDim, 2>, kStages>(rows, most_bytes);
+    if (rows <= 2) return decode_mma_launch<Warp, kStages, 3>(rows);
+    if (rows > 8) return decode_mma_launch<MmaWarp<T, kDim, 2>, kStages>(rows);
   } else {
     // The accumulators of 16 rows of 256 columns are more than there are registers.
-    const Launch deeper = decode_mma_launch<MmaWarp<T, kDim, 1>, 3>(rows, levels);
+    const Launch deeper = decode_mma_launch<Warp, 3>(rows);
     if (rows <= 4 && deeper.shared_bytes <= most_bytes) return deeper;
   }
-  return decode_mma_launch<MmaWarp<T, kDim, 1>, kStages>(std::min(rows, 8), levels);
+  return decode_mma_launch<Warp, kStages>(rows);
+}
+
+// The same for q of another type. There is none for head dim 256: its limbs are more than there are registers.
+template <class T>
+Launch decode_mma_of_limbs(int dim, int rows) {
+  return for_head_dim(dim, [&](auto fixed) {
+    constexpr int kDim = fixed.value;
+    if constexpr (kDim > 128) {
+      return Launch{};
+    } else {
+      using Warp = MmaWarp<T, kDim, 1, LimbQuery<T, kDim / 16>>;
+      return decode_mma_launch<Warp, kStagesOf<Warp>>(rows);
+    }
+  });
 }
 
 // The same for any head dim; kernel is null where there is none. Each type is compiled in a file of its own.

@@ -30,6 +30,7 @@ class MmaWarp<float, kColumns, kHalves> {
   static constexpr int kDim = kColumns, kRows = 8 * kHalves, kHeads = 1, kElementBytes = 4;
   static constexpr int kTile = kDim <= 64 ? 16 : 8;
   static constexpr const char* kName = "mma32";
+  static constexpr bool kHandsOver = kRows * kDim == 2048;
   static constexpr bool kBoundByMemory = true;
   static constexpr bool kStartsAtOnce = true;
   static constexpr bool kQueriesAsTheyAre = true;  // it waits for them, but to do so later is no better
@@ -76,27 +77,16 @@ class MmaWarp<float, kColumns, kHalves> {
     for (int t = 0; t < kEights; ++t) add_values(s[t], address + Copy::kBytes + t * kEightRows);
   }
 
-  // The leaf is done: stores this warp's state as one of a LeafMerge.
-  __device__ void store(float* state, int rows) {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      LeafMerge<kDim, kRows>::store_sums(state, lane, half, rows, m[half], l[half], 1.0f);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int row = lane % 4 * 2 + j + 8 * half;
-        if (row >= rows) continue;
-        float* to = state + row * LeafMerge<kDim, kRows>::kPitch;
-#pragma unroll
-        for (int n = 0; n < kSteps; ++n) {
-          const int column = value_byte(2 * n / kValueColumns) / 4 + 2 * n % kValueColumns;
-          *reinterpret_cast<float2*>(to + column) = make_float2(o[half][n][j], o[half][n][j + 2]);
-        }
-      }
-    }
-  }
+  static constexpr int kSteps = kDim / 16, kPairStep = 1;
+  // The leaf is done: m, l and o as LeafStates wants them.
+  __device__ void settle() { settle_rows(l, o, 1.0f); }
+  __device__ int column(int n) const { return value_byte(2 * n / kValueColumns) / 4 + 2 * n % kValueColumns; }
+  __device__ static constexpr bool owns(int /*row*/, int /*column*/) { return true; }
+  float o[kHalves][kSteps][4];
+  float m[kHalves], l[kHalves];  // l: this thread's keys only
 
  private:
-  static constexpr int kSteps = kDim / 16, kEights = kTile / 8;
+  static constexpr int kEights = kTile / 8;
   static constexpr int kEightRows = 8 * Copy::kPitch;           // bytes
   static constexpr int kKeyLoads = kDim / 16;                   // of 16 bytes; four threads share a key
   static constexpr int kValueBytes = load_bytes(kDim / 8 * 4);  // of one load; eight threads share a value
@@ -198,8 +188,6 @@ class MmaWarp<float, kColumns, kHalves> {
   const int lane;
   const std::uint32_t queries;  // [halves, loads of a key, 32, 4] in shared memory
   const float log2_scale;
-  float o[kHalves][kSteps][4];
-  float m[kHalves], l[kHalves];  // l: this thread's keys only
 };
 
 }  // namespace treeattn::kernels::cuda

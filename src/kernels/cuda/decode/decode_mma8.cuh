@@ -29,6 +29,7 @@ class Mma8Warp {
   static constexpr int kWidth = kHeads * kDim;                               // columns of a row of the piece
   static constexpr int kTile = kWidth <= 64 ? 64 : kWidth <= 128 ? 32 : 16;  // as many keys as make 8 KiB of K and V
   static constexpr const char* kName = "mma8";
+  static constexpr bool kHandsOver = kRows == 16 && kDim == 128;
   static constexpr bool kBoundByMemory = false;       // conversions and scales keep it busy as well
   static constexpr bool kStartsAtOnce = kHeads == 2;  // with one head there are no registers to spare for it
   static constexpr bool kQueriesAsTheyAre = false;
@@ -98,30 +99,22 @@ class Mma8Warp {
     add_values(s, address + Copy::kBytes);
   }
 
-  // The leaf is done: stores this warp's state as one of a LeafMerge.
-  __device__ void store(float* state, int rows) {
-    constexpr int kPitch = LeafMerge<kDim, kRows>::kPitch;
+  static constexpr int kSteps = kWidth / 16, kPairStep = 1;
+  // The leaf is done: m, l and o as LeafStates wants them.
+  __device__ void settle() {
+    settle_rows(l, o, 1.0f);
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      LeafMerge<kDim, kRows>::store_sums(state, lane, half, rows, m[half], l[half], 1.0f);
-      multiply_columns(o[half], inverse_power(unit[half]), lane);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int column_row = lane % 4 * 2 + j + 8 * half;
-        if (column_row >= rows) continue;
-        float* to = state + column_row * kPitch;
-#pragma unroll
-        for (int n = 0; n < kSteps; ++n) {
-          const int column = (2 * n / kValueBytes * 8 + lane / 4) * kValueBytes + 2 * n % kValueBytes;
-          if (kHeads == 2 && column / kDim != head_of_row(column_row)) continue;
-          *reinterpret_cast<float2*>(to + column % kDim) = make_float2(o[half][n][j], o[half][n][j + 2]);
-        }
-      }
-    }
+    for (int half = 0; half < kHalves; ++half) multiply_columns(o[half], inverse_power(unit[half]), lane);
   }
+  __device__ int column(int n) const {
+    return (2 * n / kValueBytes * 8 + lane / 4) * kValueBytes + 2 * n % kValueBytes;
+  }
+  __device__ bool owns(int row, int column) const { return kHeads == 1 || column / kDim == head_of_row(row); }
+  float o[kHalves][kSteps][4];   // times unit; of two heads, those of the other are not used
+  float m[kHalves], l[kHalves];  // l: this thread's keys only
 
  private:
-  static constexpr int kKeySteps = kDim / 16, kSteps = kWidth / 16;
+  static constexpr int kKeySteps = kDim / 16;
   using Query = std::conditional_t<std::is_same_v<Bytes, Int8Bytes> && kHalves == 1, FixedQuery<kKeySteps>,
                                    HalfQuery<Bytes, kKeySteps, kHalves>>;
   static constexpr int kEights = kTile / 8;
@@ -316,29 +309,27 @@ class Mma8Warp {
   std::uint32_t key_offset[kKeyLoads];         // of this thread's loads of the first eight keys
   std::uint32_t value_offset[kValueLoads][2];  // of two values
   Query q;
-  float logit_unit[kHalves];     // a product of q is in units of that, once it is a logit
-  unsigned rows_of_second = 0;   // a bit for each row: of the second of two heads
-  float o[kHalves][kSteps][4];   // times unit; of two heads, those of the other are not used
-  float m[kHalves], l[kHalves];  // l: this thread's keys only
-  float largest[kHalves];        // of the weights times value scales so far, relative to m
-  float unit[kHalves];           // a power of two; largest * unit lies in [1, 2^15]
+  float logit_unit[kHalves];    // a product of q is in units of that, once it is a logit
+  unsigned rows_of_second = 0;  // a bit for each row: of the second of two heads
+  float largest[kHalves];       // of the weights times value scales so far, relative to m
+  float unit[kHalves];          // a power of two; largest * unit lies in [1, 2^15]
 };
 
 // The kernel for head dim kDim and items of at most `rows` rows.
 template <class Bytes, int kDim, int kHeads = 1>
-Launch decode_mma8_of_dim(int rows, std::size_t most_bytes) {
+Launch decode_mma8_of_dim(int rows) {
   constexpr int kStages = 2;  // 64 KiB on their way to a block
   if constexpr (kDim <= 128) {
-    if (rows > 8) return decode_mma_of_many_rows<Mma8Warp<Bytes, kDim, 2, kHeads>, kStages>(rows, most_bytes);
+    if (rows > 8) return decode_mma_launch<Mma8Warp<Bytes, kDim, 2, kHeads>, kStages>(rows);
   }
-  return decode_mma_launch<Mma8Warp<Bytes, kDim, 1, kHeads>, kStages>(std::min(rows, 8), levels_for(rows));
+  return decode_mma_launch<Mma8Warp<Bytes, kDim, 1, kHeads>, kStages>(rows);
 }
 
 // The same for any head dim; kernel is null where there is none. Each type is compiled in a file of its own.
 template <class Bytes>
-Launch decode_mma8_launch(int dim, int rows, bool two_heads, std::size_t most_bytes) {
-  if (two_heads) return decode_mma8_of_dim<Bytes, 64, 2>(rows, most_bytes);
-  return for_head_dim(dim, [&](auto fixed) { return decode_mma8_of_dim<Bytes, fixed.value>(rows, most_bytes); });
+Launch decode_mma8_launch(int dim, int rows, bool two_heads) {
+  if (two_heads) return decode_mma8_of_dim<Bytes, 64, 2>(rows);
+  return for_head_dim(dim, [&](auto fixed) { return decode_mma8_of_dim<Bytes, fixed.value>(rows); });
 }
 
 }  // namespace treeattn::kernels::cuda

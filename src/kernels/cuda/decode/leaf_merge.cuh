@@ -4,53 +4,44 @@
 // waits needs no barrier but the two that hand over the warps' states.
 #pragma once
 
-#include "kernels/cuda/merge_tail.cuh"
-#include "kernels/cuda/piece_cursor.cuh"
+#include "kernels/cuda/decode/leaf_states.cuh"
 
 namespace treeattn::kernels::cuda {
 
-template <int kDim, int kRows>
+template <class Warp>
 class LeafMerge {
  public:
-  static constexpr int kPitch = row_state_floats(kDim);  // columns of different rows lie in different banks
+  static constexpr int kDim = Warp::kDim, kPitch = LeafStates<Warp>::kPitch;
 
   // Shared memory for items of at most 2^levels leaves with keys.
   static std::size_t floats(int rows, int levels) {
     return static_cast<std::size_t>(rows) * kPitch * (kMmaWarps + levels) + kLevels;
   }
 
-  __device__ LeafMerge(float* memory, int rows)
-      : leaves_(reinterpret_cast<int*>(memory)),
+  __device__ LeafMerge(float* memory, int rows, int warp, int lane)
+      : states_(rows, lane),
+        leaves_(reinterpret_cast<int*>(memory)),
         warps_(memory + kLevels),
-        waiting_(warps_ + kMmaWarps * rows * kPitch),
+        waiting_(warps_ + kMmaWarps * states_.floats()),
         rows_(rows),
-        block_(rows * kPitch) {
+        block_(states_.floats()),
+        warp_(warp) {
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) root_[i] = {merge::kEmptyMax, 0.0f, make_float4(0, 0, 0, 0)};
+    for (int i = 0; i < Units::kMost; ++i) root_[i] = {merge::kEmptyMax, 0.0f, make_float4(0, 0, 0, 0)};
   }
 
-  // Where a warp puts its state before add_leaf.
-  __device__ float* state_of(int warp) const { return warps_ + warp * block_; }
-  // m and l of a row of such a state, by the four lanes that have its keys: l is the sum of theirs, in units of `unit`.
-  __device__ __forceinline__ static void store_sums(float* state, int lane, int half, int rows, float m, float l,
-                                                    float unit) {
-    l += __shfl_xor_sync(~0u, l, 1);
-    l += __shfl_xor_sync(~0u, l, 2);
-    const int row = lane / 4 + 8 * half;
-    if (lane % 4 == 0 && row < rows) {
-      float* to = state + row * kPitch + kDim;
-      to[0] = m;
-      to[1] = l * unit;
-    }
-  }
+  __device__ void begin() const {}
 
   // Called by all threads at the end of a leaf. next: the next leaf with keys, -1 at the last.
-  __device__ void add_leaf(int leaf, int next) {
+  __device__ void add_leaf(Warp& own, int leaf, int next) {
+    own.settle();
+    states_.store(own, warps_ + warp_ * block_);
+    own.clear();
     __syncthreads();
     int depth = depth_;
-    for_units([&](int i, int row, int column) {
-      Part part = merged(merged(load(warps_, row, column), load(warps_ + block_, row, column)),
-                         merged(load(warps_ + 2 * block_, row, column), load(warps_ + 3 * block_, row, column)));
+    Units::for_each(rows_, [&](int i, int row, int column) {
+      const auto of_warp = [&](int warp) { return load(warps_ + warp * block_, row, column); };
+      StatePart part = merged(merged(of_warp(0), of_warp(1)), merged(of_warp(2), of_warp(3)));
       // What waits is merged as soon as no later leaf belongs between it and this one.
 #pragma unroll 1
       for (depth = depth_; depth > 0; --depth) {
@@ -62,74 +53,51 @@ class LeafMerge {
     depth_ = depth;
     if (next < 0) return;
     __syncthreads();
-    for_units([&](int i, int row, int column) {
-      float* to = waiting_ + depth * block_ + row * kPitch;
-      *reinterpret_cast<float4*>(to + column) = root_[i].o;
-      if (column == 0) {
-        to[kDim] = root_[i].m;
-        to[kDim + 1] = root_[i].l;
-      }
+    Units::for_each(rows_, [&](int i, int row, int column) {
+      root_[i].store(waiting_ + depth * block_ + row * kPitch, kDim, column);
     });
     if (threadIdx.x == 0) leaves_[depth] = leaf;
     ++depth_;
   }
 
   // After the last leaf: the states of the item; false where a number of this thread is not finite.
-  __device__ bool store_root(float* to) const {
+  __device__ bool store_root(const Warp& /*own*/, float* to) const {
     bool finite = true;
-    for_units([&](int i, int row, int column) {
-      const Part& part = root_[i];
-      float* at = to + row * kPitch;
-      *reinterpret_cast<float4*>(at + column) = part.o;
-      if (column == 0) *reinterpret_cast<float2*>(at + kDim) = make_float2(part.m, part.l);
-      finite = finite && isfinite(part.l) && isfinite(part.o.x) && isfinite(part.o.y) && isfinite(part.o.z) &&
-               isfinite(part.o.w);
-    });
+    Units::for_each(
+        rows_, [&](int i, int row, int column) { finite = root_[i].store(to + row * kPitch, kDim, column) && finite; });
     return finite;
   }
 
   // The same, where there is nothing to merge it with.
   __device__ void store_result(const AttentionParams& p, const WorkItem& item) const {
-    for_units([&](int i, int row, int column) {
-      const Part& part = root_[i];
+    Units::for_each(rows_, [&](int i, int row, int column) {
+      const StatePart& part = root_[i];
       cuda::store_result(p, item.node, global_row(p, item, row), column, part.m, part.l, part.o);
     });
   }
 
  private:
-  struct Part {
-    float m, l;
-    float4 o;
-  };
-  static constexpr int kLevels = 8;                           // most, so that what follows is aligned
-  static constexpr int kUnits = kDim / 4;                     // of a row
-  static constexpr int kMost = (kRows * kUnits + 127) / 128;  // of a thread
+  using Units = StateUnits<Warp>;
+  static constexpr int kLevels = 8;  // most, so that what follows is aligned
 
-  template <class Body>
-  __device__ void for_units(const Body& body) const {
-#pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      const int unit = i * 128 + static_cast<int>(threadIdx.x);
-      if (unit < rows_ * kUnits) body(i, unit / kUnits, unit % kUnits * 4);
-    }
+  __device__ static StatePart load(const float* state, int row, int column) {
+    return StatePart::load(state + row * kPitch, kDim, column);
   }
-  __device__ static Part load(const float* state, int row, int column) {
-    const float* from = state + row * kPitch;
-    return {from[kDim], from[kDim + 1], *reinterpret_cast<const float4*>(from + column)};
-  }
-  __device__ static Part merged(const Part& lower, const Part& higher) {
-    Part out;
+  __device__ static StatePart merged(const StatePart& lower, const StatePart& higher) {
+    StatePart out;
     const MergeWeights w = MergeWeights::of(lower.m, higher.m, out.m);
     out.l = w.merged(lower.l, higher.l);
     out.o = w.merged(lower.o, higher.o);
     return out;
   }
+
+  const LeafStates<Warp> states_;
   int* const leaves_;     // [kLevels] of what waits
   float* const warps_;    // [warps, rows, kPitch]
   float* const waiting_;  // [levels, rows, kPitch]
-  const int rows_, block_;
+  const int rows_, block_, warp_;
   int depth_ = 0;
-  Part root_[kMost];
+  StatePart root_[Units::kMost];
 };
 
 }  // namespace treeattn::kernels::cuda

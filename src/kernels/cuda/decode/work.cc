@@ -102,8 +102,8 @@ class Share {
 // while a block begins or ends.
 std::int64_t best_length(const std::vector<Share>& shares, std::int64_t copies, const CutLimits& limits, int slots,
                          int busy) {
-  constexpr double kPerItem = 0.2;   // what beginning and ending an item costs, in chunks
-  constexpr double kMoreMerges = 1;  // what merging every kMergeAtOnce items but the first costs
+  constexpr double kPerItem = 0.2;  // what beginning and ending an item costs, in chunks
+  constexpr double kInRuns = 1;     // what merging more than kMergeAtOnce items costs
   constexpr double kUneven = 0.1;
   std::int64_t longest = 1;
   for (const Share& share : shares) longest = std::max(longest, share.longest(1));
@@ -125,7 +125,7 @@ std::int64_t best_length(const std::vector<Share>& shares, std::int64_t copies, 
     if (busy == slots) waiting = items * copies > slots ? 0.5 : 0.0;
     if (last_round > 0 && last_round < busy) waiting += 1.0 - static_cast<double>(last_round) / busy;
     const double time = total * static_cast<double>(copies) / busy + waiting * static_cast<double>(most) +
-                        kMoreMerges * ((most_parts - 1) / kMergeAtOnce);
+                        (most_parts > kMergeAtOnce ? kInRuns : 0.0);
     if (time <= best_time) {
       best = length;
       best_time = time;
@@ -146,9 +146,8 @@ ItemGrid grid_of(const std::vector<WorkItem>& items, std::int64_t kv_heads, int 
   grid.heads = first.heads;
   grid.first_leaf = first.first_leaf;
   const auto numbers = [](const WorkItem& item) {
-    return std::array{item.batch,       item.kv_head,    item.query0, item.queries, item.head0,
-                      item.heads,       item.first_leaf, item.leaves, item.node,    item.group,
-                      item.group_items, item.group_slot, item.place};
+    return std::array{item.batch,      item.kv_head, item.query0, item.queries,     item.head0,      item.heads,
+                      item.first_leaf, item.leaves,  item.node,   item.group_items, item.group_slot, item.place};
   };
   for (std::size_t i = 0; i < items.size(); ++i) {
     const auto number = static_cast<std::int32_t>(i);
@@ -205,14 +204,12 @@ Work split_work(const Problem& problem, ItemLimits limits, int slots, int busy) 
             item.leaves = width;
             item.chunks = static_cast<std::int32_t>(std::min<std::int64_t>(share.chunks(part, parts), 1 << 30));
             item.node = share.node();
-            item.group = static_cast<std::int32_t>(work.counters);
             item.group_items = parts;
             item.group_slot = slot;
             item.place = part;
             work.rows_per_item = std::max(work.rows_per_item, item.rows());
             work.items.push_back(item);
           }
-          ++work.counters;
         }
       }
     }
@@ -225,6 +222,7 @@ Work split_work(const Problem& problem, ItemLimits limits, int slots, int busy) 
     if (a.batch != b.batch) return a.batch < b.batch;
     return a.first_leaf < b.first_leaf;
   });
+  work.counters = work.items.size();
   work.grid = grid_of(work.items, problem.k.kv_heads, limits.kv_heads);
   work.workspace_bytes = work.items.size() * static_cast<std::size_t>(work.rows_per_item) * sizeof(float) *
                          static_cast<std::size_t>(row_state_floats(static_cast<int>(problem.v.head_dim)));
