@@ -106,7 +106,8 @@ int main(int argc, char** argv) {
     shapes.back().type = type;
     shapes.back().scales = true;
   }
-  for (const Shape& s : {Shape{128, 8, 64, 1, 262144}, Shape{16, 8, 256, 1, 65536}, Shape{64, 8, 256, 1, 65536}}) {
+  for (const Shape& s : {Shape{128, 8, 64, 1, 262144}, Shape{16, 8, 256, 1, 65536}, Shape{64, 8, 256, 1, 65536},
+                         Shape{32, 8, 72, 1, 131072}, Shape{32, 8, 112, 1, 131072}, Shape{32, 8, 192, 1, 65536}}) {
     shapes.push_back(s);
   }
   for (const Shape& s : {Shape{16, 16, 128, 1, 65536}, Shape{32, 8, 128, 1, 131072}, Shape{64, 8, 128, 1, 131072}}) {

@@ -21,16 +21,17 @@ bool is_byte(DType dtype) { return dtype == DType::kInt8 || dtype == DType::kFp8
 
 // Whether a case is one of those that the tensor-core kernels for 8-bit, for float32 K and V and for queries of another
 // type than 16-bit K and V are there for: rows are aligned to 16 bytes.
-bool dims_served(const Case& shape) {
-  const std::int64_t dim = shape.head_dim;
-  const bool dim_served = dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256;
-  return shape.v_type == shape.k_type && shape.v_dim == dim && dim_served &&
-         shape.row_padding * static_cast<std::int64_t>(dtype_size(shape.k_type)) % 16 == 0;
+bool rows_served(const Case& shape) {
+  const auto aligned = [&](std::int64_t elements) {
+    return elements * static_cast<std::int64_t>(dtype_size(shape.k_type)) % 16 == 0;
+  };
+  return shape.v_type == shape.k_type && aligned(shape.head_dim) && aligned(shape.v_dim) && aligned(shape.row_padding);
 }
-bool for_mma8(const Case& shape) { return is_byte(shape.k_type) && dims_served(shape); }
-bool for_mma32(const Case& shape) { return shape.k_type == DType::kFloat32 && dims_served(shape); }
+bool for_mma8(const Case& shape) { return is_byte(shape.k_type) && rows_served(shape); }
+bool for_mma32(const Case& shape) { return shape.k_type == DType::kFloat32 && rows_served(shape); }
 bool for_limbs(const Case& shape) {
-  return dtype_size(shape.k_type) == 2 && shape.q_type != shape.k_type && dims_served(shape) && shape.head_dim <= 128;
+  return dtype_size(shape.k_type) == 2 && shape.q_type != shape.k_type && rows_served(shape) &&
+         std::max(shape.head_dim, shape.v_dim) <= 128;
 }
 
 class CudaTest : public testing::Test {
@@ -87,6 +88,43 @@ TEST_F(CudaTest, RandomCases) {
     const double error = check_case(CaseData(shape, seed));
     EXPECT_LE(error, 1) << shape.name;
     worst = std::max(worst, error);
+  }
+  std::printf("largest error %.3f of its bound\n", worst);
+}
+
+// Head dims that no kernel is made for: rows are filled with zeros, whatever lies behind them, here NaNs of the next
+// head.
+TEST_F(CudaTest, EveryHeadDim) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  double worst = 0;
+  std::uint64_t seed = 0;
+  for (std::int64_t dim = 16; dim <= 256; dim += 8) {
+    for (const DType type : {DType::kBFloat16, DType::kFloat16, DType::kFloat32, DType::kInt8, DType::kFp8E4M3}) {
+      Case shape;
+      shape.k_type = shape.v_type = type;
+      shape.q_type = ++seed % 3 == 0 ? DType::kFloat32 : DType::kBFloat16;
+      shape.head_dim = dim;
+      shape.v_dim = seed % 4 == 0 ? 16 + static_cast<std::int64_t>(seed * 40 % 248) : dim;
+      shape.heads = 2 * static_cast<std::int64_t>(seed % 7 == 0 ? 16 : 1 + seed % 4);
+      shape.tokens = 333;
+      shape.queries = seed % 5 == 0 ? 3 : 1;
+      shape.order = {64, 4};
+      shape.k_layout = shape.v_layout = seed % 3 == 1 ? Layout::kHeadsFirst : Layout::kTokensFirst;
+      if (seed % 2 == 0) shape.k_layout = shape.v_layout = Layout::kPaged;
+      shape.page_tokens = seed % 8 == 0 ? 20 : 64;  // rows by the warp, or by tensor copies
+      CaseData data(shape, seed);
+      // What lies behind the rows of the first KV head, and of its queries.
+      if (shape.q_type == DType::kFloat32) data.set_q(0, 0, shape.heads / 2, 0, kNan);
+      if (type != DType::kInt8) data.set_k(0, 7, 1, 0, kNan);
+      std::string kernel;
+      const double error = check_case(data, &kernel);
+      EXPECT_LE(error, 1) << "dim " << dim << " and " << shape.v_dim << ", type " << dtype_name(type) << " by "
+                          << kernel;
+      const bool wide_q = dtype_size(type) == 2 && shape.q_type != type;
+      const bool served = rows_served(shape) && (!wide_q || std::max(dim, shape.v_dim) <= 128);
+      EXPECT_EQ(kernel != "generic", served) << "dim " << dim << " and " << shape.v_dim << ", " << dtype_name(type);
+      worst = std::max(worst, error);
+    }
   }
   std::printf("largest error %.3f of its bound\n", worst);
 }

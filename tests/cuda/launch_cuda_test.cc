@@ -25,7 +25,7 @@ cuda::Launch launch_for(const cuda::AttentionParams& params, int rows, std::size
 // Needs no GPU.
 TEST(LaunchCudaTest, FitsIntoSharedMemory) {
   for (const DType type : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt8, DType::kFp8E4M3}) {
-    for (const int dim : {16, 64, 80, 96, 128, 256}) {
+    for (const int dim : {16, 64, 80, 96, 112, 128, 192, 256}) {
       for (const std::size_t most_bytes : {kSmall, kAmpere, kHopper}) {
         cuda::AttentionParams params;
         params.k.dim = params.v.dim = dim;
@@ -91,12 +91,12 @@ TEST(LaunchCudaTest, FewerRowsOfAnItemHaveTheSameBits) {
       {DType::kBFloat16, 96, 16, 1, kSmall, 8},   {DType::kFloat16, 128, 5, 3, kSmall, 5},
       {DType::kBFloat16, 128, 12, 2, kSmall, 8},  {DType::kBFloat16, 256, 4, 1, kAmpere, 4},
       {DType::kFloat16, 256, 1, 7, kAmpere, 3},   {DType::kFp8E4M3, 256, 8, 1, kSmall, 4},
-      {DType::kBFloat16, 256, 16, 1, kAmpere, 4}, {DType::kFloat32, 248, 16, 1, kSmall / 2, 8},
-      {DType::kFloat32, 128, 12, 2, kSmall, 8},   {DType::kFloat32, 256, 4, 1, kAmpere, 2}};
+      {DType::kBFloat16, 256, 16, 1, kAmpere, 4}, {DType::kInt8, 248, 16, 1, kSmall / 2, 8},
+      {DType::kFloat32, 128, 12, 2, kSmall, 8},   {DType::kFloat32, 256, 4, 1, kAmpere, 4}};
   for (const Kind& kind : kinds) {
     Case shape;
     shape.k_type = shape.v_type = kind.type;
-    shape.q_type = kind.type == DType::kFp8E4M3 ? DType::kBFloat16 : kind.type;
+    shape.q_type = dtype_size(kind.type) == 1 ? DType::kBFloat16 : kind.type;
     shape.head_dim = shape.v_dim = kind.dim;
     shape.heads = 2 * kind.group;
     shape.queries = kind.queries;

@@ -31,7 +31,7 @@ struct Launch {
   const char* name = "";
   ItemLimits limits;
   int tile = 0;              // keys of a piece, where tensor copies can bring them
-  bool whole_lines = false;  // and every row of these has 128 bytes to itself
+  bool whole_lines = false;  // and every row of these has 128 bytes to itself, or more
   int slots = 0;             // blocks that run at the same time
   int ring_bytes = 0;        // of K and V that a block has on their way
   int ring_tokens = 0;       // and keys; 0: unknown
@@ -54,23 +54,16 @@ Launch find_prefill_fp8(int dim);
 // Adds what computes bad rows again. levels: of the largest node.
 void add_redo(const AttentionParams& params, int levels, Launch& launch);
 
-// find(head dim as a constant) for the head dims that the tensor-core decode kernels are made for.
+// find(head dim as a constant) for the smallest of the head dims that the tensor-core decode kernels are made for that
+// holds `dim` columns: the rest of a row is zeros.
 template <class Find>
 Launch for_head_dim(int dim, const Find& find) {
-  switch (dim) {
-    case 64:
-      return find(std::integral_constant<int, 64>());
-    case 80:
-      return find(std::integral_constant<int, 80>());
-    case 96:
-      return find(std::integral_constant<int, 96>());
-    case 128:
-      return find(std::integral_constant<int, 128>());
-    case 256:
-      return find(std::integral_constant<int, 256>());
-    default:
-      return {};
-  }
+  if (dim <= 64) return find(std::integral_constant<int, 64>());
+  if (dim <= 80) return find(std::integral_constant<int, 80>());
+  if (dim <= 96) return find(std::integral_constant<int, 96>());
+  if (dim <= 128) return find(std::integral_constant<int, 128>());
+  if (dim <= 256) return find(std::integral_constant<int, 256>());
+  return {};
 }
 
 // Parts of find_decode_mma. most_bytes: of shared memory, to choose by; what is found may need more.

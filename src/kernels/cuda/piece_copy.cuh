@@ -120,15 +120,15 @@ struct PieceCopy {
 #endif
   }
 
-  // By the whole warp. Rows that are not keys of the piece become zeros.
-  __device__ static void start_rows(std::uint32_t to, const RowSource& source, const Piece& piece) {
+  // By the whole warp. Rows that are not keys of the piece become zeros, and so does what is behind the units of a row.
+  __device__ static void start_rows(std::uint32_t to, const RowSource& source, int units, const Piece& piece) {
     constexpr int kUsed = kRowBytes / 16;
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < kTile * kUsed; i += 32) {
       const int row = i / kUsed, unit = i % kUsed;
       const int token = piece.first + row;
-      const bool valid = token >= piece.begin && token < piece.end;
-      copy_async_16(to + offset(row, unit), source.row(valid ? token : piece.begin) + unit * 16, valid);
+      const bool valid = token >= piece.begin && token < piece.end && unit < units;
+      copy_async_16(to + offset(row, unit), valid ? source.row(token) + unit * 16 : source.row(piece.begin), valid);
     }
   }
   // The copies of this lane so far count as arrived when they are done.

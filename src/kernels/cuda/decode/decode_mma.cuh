@@ -199,7 +199,7 @@ class MmaWarp {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int row = min(lane / 4 + half * 8, item.rows() - 1);
-      q.load(half, query_row(p, item.batch, query_of(item, row), head_of(p, item, row)), p.q_dtype, lane);
+      q.load(half, query_row(p, item.batch, query_of(item, row), head_of(p, item, row)), p.k.dim / 8, p.q_dtype, lane);
     }
     log2_scale *= q.unit;
   }
@@ -304,7 +304,7 @@ template <class Warp, int kStages, int kBlocks>
 __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const __grid_constant__ AttentionParams p) {
   using Layout = MmaLayout<Warp, kStages>;
   using Copy = typename Warp::Copy;
-  constexpr int kDim = Warp::kDim, kTile = Warp::kTile;
+  constexpr int kTile = Warp::kTile;
   extern __shared__ __align__(1024) std::byte memory[];  // tensor copies exchange units by address
   // All on their way at once: a load that waits for another costs a microsecond. Of up to 32 sequences every lane asks
   // for one, before it is known which it will be.
@@ -401,8 +401,9 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
       if (has_newest) wait_for_earlier();
       const std::uint32_t to = ring + stage * Layout::kPieceBytes;
       if (lane == 0) notes[stage] = piece;
-      Copy::start_rows(to, k_rows, piece);
-      Copy::start_rows(to + Copy::kBytes, v_rows, piece);
+      constexpr int kRowBytes = Warp::kHeads * Warp::kElementBytes;  // for each column
+      Copy::start_rows(to, k_rows, p.k.dim * kRowBytes / 16, piece);
+      Copy::start_rows(to + Copy::kBytes, v_rows, p.v.dim * kRowBytes / 16, piece);
     }
     start_scales(stage, piece);
     return piece.leaf;
@@ -445,8 +446,8 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
   }
   wait_for_earlier();  // where there were no keys
   const std::int64_t slot = item.group_slot + item.place;
-  float* to = p.item_states + slot * (static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(kDim));
-  const bool finite = merger.store_root(warp, to);
+  float* to = p.item_states + slot * state_stride(p);
+  const bool finite = merger.store_root(warp, to, p.v.dim);
   if (__syncthreads_or(!finite)) {
     redo_item(p, to, reinterpret_cast<float*>(memory));
   } else if (item.group_items == 1) {
@@ -475,6 +476,7 @@ Launch decode_mma_launch(int rows) {
                 {Warp::kRows, levels, Warp::kHeads},       Warp::kTile};
   launch.ring_bytes = Warp::kBoundByMemory ? Layout::kNotes : 0;
   launch.ring_tokens = kStages * kMmaWarps * Warp::kTile;
+  launch.whole_lines = Warp::Copy::kPitch == 128;
   launch.waits = true;
   return launch;
 }

@@ -105,13 +105,14 @@ class MmaWarp<float, kColumns, kHalves> {
   __device__ std::uint32_t query_place(int half, int i) const {
     return queries + ((half * kKeyLoads + i) * 32 + lane) * 16;
   }
-  // Columns of a row of q in the order of this thread's columns of a key; one load in four is this warp's.
+  // Columns of a row of q in the order of this thread's columns of a key; one load in four is this warp's. Where the
+  // row has no more, its last: keys have zeros there.
   template <class T>
   __device__ void load_query(int half, const std::byte* from, int number) const {
 #pragma unroll 1
     for (int i = number; i < kKeyLoads; i += kMmaWarps) {
-      const float4 four = four_elements<T>(from + key_unit(i) * 4 * static_cast<int>(sizeof(T)));
-      store_shared(query_place(half, i), four);
+      const int column = min(key_unit(i) * 4, p.k.dim - 4);
+      store_shared(query_place(half, i), four_elements<T>(from + column * static_cast<int>(sizeof(T))));
     }
   }
 

@@ -139,12 +139,13 @@ class Mma8Warp {
   // Where a byte of a row lies.
   __device__ static std::uint32_t byte_offset(int row, int byte) { return Copy::offset(row, byte / 16) + byte % 16; }
 
-  // Columns of a row of q in the order of this thread's words of a key.
+  // Columns of a row of q in the order of this thread's words of a key. Where the row has no more, its last: keys have
+  // zeros there.
   template <class T>
   __device__ void load_query(int half, const std::byte* from) {
     q.load(half, [&](int step) {
       const int column = key_byte(step / kKeyWords) % kDim + step % kKeyWords * 4;
-      return four_elements<T>(from + column * static_cast<int>(sizeof(T)));
+      return four_elements<T>(from + min(column, p.k.dim - 4) * static_cast<int>(sizeof(T)));
     });
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // q as the other factor of 16-bit keys, T being their type. A thread has, of row lane / 4 (and that plus 8), columns
-// lane % 4 * 2 and one more of every eight. A product is in units of `unit`, once it is finished.
+// lane % 4 * 2 and one more of every eight, or of the last of the row's `eights` where it has no more: keys have zeros
+// there. A product is in units of `unit`, once it is finished.
 #pragma once
 
 #include <type_traits>
@@ -17,10 +18,12 @@ struct SameQuery {
   static constexpr bool kAsItIs = true;  // loading it waits for nothing
   static constexpr float unit = 1.0f;
 
-  __device__ void load(int half, const std::byte* row, DType /*type*/, int lane) {
+  __device__ void load(int half, const std::byte* row, int eights, DType /*type*/, int lane) {
     const auto* from = reinterpret_cast<const std::uint32_t*>(row);
 #pragma unroll
-    for (int i = 0; i < 2 * kSteps; ++i) q[i / 2][i % 2 * kHalves + half] = from[i * 4 + lane % 4];
+    for (int i = 0; i < 2 * kSteps; ++i) {
+      q[i / 2][i % 2 * kHalves + half] = from[min(i, eights - 1) * 4 + lane % 4];
+    }
   }
   // s += q k of 16 columns for eight keys.
   __device__ void multiply(float (&s)[4], int step, std::uint32_t b0, std::uint32_t b1) const {
@@ -41,13 +44,19 @@ struct LimbQuery {
   static constexpr bool kAsItIs = false;
   float unit;
 
-  __device__ void load(int /*half*/, const std::byte* row, DType type, int lane) {
+  __device__ void load(int /*half*/, const std::byte* row, int eights, DType type, int lane) {
+    const auto two_elements = [&](int i) {
+      const int pair = min(i, eights - 1) * 4 + lane % 4;
+      if (type == DType::kFloat32) return reinterpret_cast<const float2*>(row)[pair];
+      const std::uint32_t both = reinterpret_cast<const std::uint32_t*>(row)[pair];
+      return type == DType::kBFloat16 ? unpack<__nv_bfloat16>(both) : unpack<__half>(both);
+    };
     float factor = 1.0f;
     if constexpr (std::is_same_v<T, __half>) {
       float most = 0.0f;
 #pragma unroll
       for (int i = 0; i < 2 * kSteps; ++i) {
-        const float2 pair = two_elements(row, type, i * 4 + lane % 4);
+        const float2 pair = two_elements(i);
         most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y)));
       }
       factor = row_factor(most, 14);
@@ -55,7 +64,7 @@ struct LimbQuery {
     unit = inverse_power(factor);
 #pragma unroll
     for (int i = 0; i < 2 * kSteps; ++i) {
-      float2 pair = two_elements(row, type, i * 4 + lane % 4);
+      float2 pair = two_elements(i);
       pair = make_float2(pair.x * factor, pair.y * factor);
 #pragma unroll
       for (int limb = 0; limb < 3; ++limb) {
@@ -78,12 +87,6 @@ struct LimbQuery {
   }
 
  private:
-  __device__ static float2 two_elements(const std::byte* row, DType type, int pair) {
-    if (type == DType::kFloat32) return reinterpret_cast<const float2*>(row)[pair];
-    const std::uint32_t both = reinterpret_cast<const std::uint32_t*>(row)[pair];
-    return type == DType::kBFloat16 ? unpack<__nv_bfloat16>(both) : unpack<__half>(both);
-  }
-
   std::uint32_t q[kSteps][2][3];
 };
 

@@ -66,20 +66,21 @@ class LeafHandover {
     own.clear();
   }
 
-  // After the last leaf: the states of the item; false where a number of this thread is not finite.
-  __device__ bool store_root(const Warp& own, float* to) const {
+  // After the last leaf: the states of the item, v_dim columns of them; false where a number of this thread is not
+  // finite.
+  __device__ bool store_root(const Warp& own, float* to, int v_dim) const {
     if (warp_ == 0) store(own, memory_);
     __syncthreads();
     bool finite = true;
-    for_root([&](int row, int column, const StatePart& part) {
-      finite = part.store(to + row * kPitch, kDim, column) && finite;
+    for_root(v_dim, [&](int row, int column, const StatePart& part) {
+      finite = part.store(to + row * row_state_floats(v_dim), v_dim, column) && finite;
     });
     return finite;
   }
 
   // The same, where there is nothing to merge it with.
   __device__ void store_result(const AttentionParams& p, const WorkItem& item) const {
-    for_root([&](int row, int column, const StatePart& part) {
+    for_root(p.v.dim, [&](int row, int column, const StatePart& part) {
       cuda::store_result(p, item.node, global_row(p, item, row), column, part.m, part.l, part.o);
     });
   }
@@ -99,8 +100,8 @@ class LeafHandover {
   }
 
   template <class Body>
-  __device__ void for_root(const Body& body) const {
-    StateUnits<Warp>::for_each(rows_, [&](int, int row, int column) {
+  __device__ void for_root(int v_dim, const Body& body) const {
+    StateUnits<Warp>::for_each(rows_, v_dim, [&](int, int row, int column) {
       body(row, column, StatePart::load(memory_ + row * kPitch, kDim, column));
     });
   }

@@ -39,7 +39,7 @@ class LeafMerge {
     own.clear();
     __syncthreads();
     int depth = depth_;
-    Units::for_each(rows_, [&](int i, int row, int column) {
+    Units::for_each(rows_, kDim, [&](int i, int row, int column) {
       const auto of_warp = [&](int warp) { return load(warps_ + warp * block_, row, column); };
       StatePart part = merged(merged(of_warp(0), of_warp(1)), merged(of_warp(2), of_warp(3)));
       // What waits is merged as soon as no later leaf belongs between it and this one.
@@ -53,24 +53,26 @@ class LeafMerge {
     depth_ = depth;
     if (next < 0) return;
     __syncthreads();
-    Units::for_each(rows_, [&](int i, int row, int column) {
+    Units::for_each(rows_, kDim, [&](int i, int row, int column) {
       root_[i].store(waiting_ + depth * block_ + row * kPitch, kDim, column);
     });
     if (threadIdx.x == 0) leaves_[depth] = leaf;
     ++depth_;
   }
 
-  // After the last leaf: the states of the item; false where a number of this thread is not finite.
-  __device__ bool store_root(const Warp& /*own*/, float* to) const {
+  // After the last leaf: the states of the item, v_dim columns of them; false where a number of this thread is not
+  // finite.
+  __device__ bool store_root(const Warp& /*own*/, float* to, int v_dim) const {
     bool finite = true;
-    Units::for_each(
-        rows_, [&](int i, int row, int column) { finite = root_[i].store(to + row * kPitch, kDim, column) && finite; });
+    Units::for_each(rows_, v_dim, [&](int i, int row, int column) {
+      finite = root_[i].store(to + row * row_state_floats(v_dim), v_dim, column) && finite;
+    });
     return finite;
   }
 
   // The same, where there is nothing to merge it with.
   __device__ void store_result(const AttentionParams& p, const WorkItem& item) const {
-    Units::for_each(rows_, [&](int i, int row, int column) {
+    Units::for_each(rows_, p.v.dim, [&](int i, int row, int column) {
       const StatePart& part = root_[i];
       cuda::store_result(p, item.node, global_row(p, item, row), column, part.m, part.l, part.o);
     });

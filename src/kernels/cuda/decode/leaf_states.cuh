@@ -103,7 +103,7 @@ struct StatePart {
   }
 };
 
-// The rows of an item, four columns at a time, over the threads of a block.
+// The rows of an item, four of their `dim` columns at a time, over the threads of a block.
 template <class Warp>
 struct StateUnits {
   static constexpr int kOfRow = Warp::kDim / 4;
@@ -111,11 +111,11 @@ struct StateUnits {
 
   // body(number of this thread's, row, column)
   template <class Body>
-  __device__ static void for_each(int rows, const Body& body) {
+  __device__ static void for_each(int rows, int dim, const Body& body) {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
-      const int unit = i * 128 + static_cast<int>(threadIdx.x);
-      if (unit < rows * kOfRow) body(i, unit / kOfRow, unit % kOfRow * 4);
+      const int unit = i * 128 + static_cast<int>(threadIdx.x), column = unit % kOfRow * 4;
+      if (unit < rows * kOfRow && column < dim) body(i, unit / kOfRow, column);
     }
   }
 };
