@@ -34,6 +34,21 @@ TEST(Chat, WritesTheTemplate) {
   EXPECT_EQ(tokenizer.decode(chat_tokens(tokenizer, empty, false)), "user\n\n");
 }
 
+TEST(Chat, BeginsWithTheDateWhereTheTemplateDoes) {
+  if (!splitter_available()) GTEST_SKIP() << "this build has no PCRE2";
+  const Tokenizer tokenizer = Tokenizer::parse(small_tokenizer().dump(), "t");
+  const auto text = [&](const std::vector<ChatMessage>& messages) {
+    return tokenizer.decode(chat_tokens(tokenizer, messages, false, "1 May 2025"), true);
+  };
+  const std::string head =
+      "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
+      "Cutting Knowledge Date: December 2023\nToday Date: 1 May 2025\n\n";
+  const std::string question = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>";
+  EXPECT_EQ(text({{"user", "hi"}}), head + question);
+  EXPECT_EQ(text({{"system", " Be brief.\n"}, {"user", "hi"}}), head + "Be brief." + question);
+  expect_refused<InvalidArgument>([&] { text({{"root", "hi"}}); }, {"\"root\""});
+}
+
 TEST(Chat, RefusesRolesAndTokenizers) {
   if (!splitter_available()) GTEST_SKIP() << "this build has no PCRE2";
   const Tokenizer tokenizer = Tokenizer::parse(small_tokenizer().dump(), "t");
@@ -52,7 +67,6 @@ TEST(TokenizerConfig, ReadsTokensAndTemplates) {
   const TokenizerConfig plain =
       parse({{"bos_token", "<|begin_of_text|>"}, {"eos_token", "<|eot_id|>"}, {"chat_template", llama}});
   EXPECT_EQ(plain, (TokenizerConfig{"<|begin_of_text|>", "<|eot_id|>", llama}));
-  require_llama3_chat(plain, "tokenizer_config.json");
   const TokenizerConfig longer =
       parse({{"bos_token", {{"content", "<s>"}, {"lstrip", false}}},
              {"eos_token", nullptr},
@@ -70,14 +84,43 @@ TEST(TokenizerConfig, ReadsTokensAndTemplates) {
 }
 
 TEST(TokenizerConfig, SaysWhoCannotChat) {
-  expect_refused<Unavailable>([] { require_llama3_chat({}, "some.json"); }, {"some.json", "chat_template"});
+  expect_refused<Unavailable>([] { llama3_chat_form({}, "some.json"); }, {"some.json", "chat_template"});
   const TokenizerConfig other{std::nullopt, std::nullopt, "<|im_start|>{{ role }}"};
-  expect_refused<Unavailable>([&] { require_llama3_chat(other, "some.json"); }, {"<|start_header_id|>", "Llama 3"});
+  expect_refused<Unavailable>([&] { llama3_chat_form(other, "some.json"); }, {"<|start_header_id|>", "Llama 3"});
   for (const char* text :
        {"", "[]", "{\"bos_token\": 1}", "{\"bos_token\": {}}", "{\"chat_template\": 3}", "{\"chat_template\": [{}]}",
         "{\"chat_template\": [{\"name\": \"default\", \"template\": 1}]}"}) {
     expect_refused([&] { parse_tokenizer_config(text, "some.json"); }, {"some.json"});
   }
+}
+
+// In the words of the published ones: those of Llama 3 have line breaks as they are, later ones escape them for Jinja.
+TEST(TokenizerConfig, SeesWhatATemplateAdds) {
+  const auto form = [](const std::string& text) { return llama3_chat_form({{}, {}, text}, "some.json"); };
+  const std::string message =
+      "{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ "
+      "message['content'] | trim + '<|eot_id|>' }}{% endfor %}";
+  const std::string answer = "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}";
+  EXPECT_EQ(form(message + answer), ChatForm());
+
+  const std::string system = R"({{- "<|start_header_id|>system<|end_header_id|>\n\n" }})";
+  const std::string dates =
+      R"({{- "Cutting Knowledge Date: December 2023\n" }}{{- "Today Date: " + date_string + "\n\n" }})";
+  const std::string fixed = R"({%- set date_string = "26 Jul 2024" %})";
+  const std::string today = R"({%- set date_string = strftime_now("%d %b %Y") %})";
+  const std::string rest = R"({%- set system_message = "" %})" + message + answer;
+  EXPECT_EQ(form(fixed + system + dates + rest), (ChatForm{true, true, "26 Jul 2024"}));
+  EXPECT_EQ(form(today + fixed + system + dates + rest), (ChatForm{true, true, ""}));
+
+  EXPECT_FALSE(form(system + dates + rest).published);  // whose date?
+  EXPECT_FALSE(form(system + "Be kind.<|eot_id|>" + rest).published);
+  EXPECT_FALSE(form(fixed + system + dates + message + answer).published);  // and without a message of the user?
+  EXPECT_FALSE(form(message).published);
+  EXPECT_FALSE(form(message + "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n<think>' }}").published);
+  std::string other = rest;
+  other.replace(other.find(" | trim"), 7, "");
+  EXPECT_FALSE(form(other).published);
+  EXPECT_FALSE(form("<|start_header_id|><|end_header_id|><|eot_id|>").published);
 }
 
 // Made by tests/peers/hugging_face.py --golden.

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -27,7 +29,7 @@ namespace {
 struct ChatCommand {
   ModelOptions model;
   SamplingOptions sampling;
-  std::string system;
+  std::string system, date;
 };
 
 // Instead of the length of a line.
@@ -59,19 +61,31 @@ std::optional<std::string> next_line(const std::shared_ptr<Communicator>& world)
   return line;
 }
 
-// The tokens that the conversation gains by these messages. Only the first turn begins the text; the turn before is
-// ended if the model did not end it itself.
+// As templates write it, e.g. 26 Jul 2024; the same on every rank, wherever that is.
+std::string date_of_today(Communicator& world) {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  std::array<char, sizeof "26 Jul 2024"> date{};
+  std::strftime(date.data(), date.size(), "%d %b %Y", &local);
+  world.broadcast(std::as_writable_bytes(std::span(date)), 0);
+  return date.data();
+}
+
+// The tokens that the conversation gains by these messages. Only the first turn begins the text, and has the date where
+// the template has one; the turn before is ended if the model did not end it itself.
 std::vector<std::int32_t> turn_tokens(const model::Tokenizer& tokenizer, std::span<const model::ChatMessage> messages,
-                                      std::span<const std::int32_t> so_far) {
+                                      const std::string& date, std::span<const std::int32_t> so_far) {
+  if (so_far.empty()) return model::chat_tokens(tokenizer, messages, true, date);
   std::vector<std::int32_t> tokens = model::chat_tokens(tokenizer, messages, true);
-  if (so_far.empty()) return tokens;
   tokens.erase(tokens.begin());
   const std::optional<std::int32_t> end = tokenizer.find("<|eot_id|>");
   if (end && so_far.back() != *end) tokens.insert(tokens.begin(), *end);
   return tokens;
 }
 
-int converse(const ChatCommand& options, const ModelPlan& plan, const GenerateOptions& text, const ModelRank& rank) {
+int converse(const ChatCommand& options, const ModelPlan& plan, const model::ChatForm& form,
+             const GenerateOptions& text, const ModelRank& rank) {
   const model::Tokenizer& tokenizer = *rank.model.description.tokenizer;
   model::Session session(
       std::make_unique<model::Llama>(rank.model.weights, rank.world, rank.ops, rank.pool, plan.llama), &tokenizer);
@@ -79,6 +93,12 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const GenerateOp
   if (!options.system.empty()) messages.push_back({"system", options.system});
   // Where the rank that spoke is lost, the first of the others goes on.
   const auto speaks = [&] { return session.llama().communicator()->rank() == 0; };
+  if (!form.published && speaks()) {
+    print_note(
+        "treeattn: the chat_template is none of those published with Llama 3 to 3.3; messages are written as theirs\n");
+  }
+  std::string date = options.date.empty() ? form.date : options.date;
+  if (form.dated && date.empty()) date = date_of_today(*rank.world);
   catch_interrupt();
   while (const auto line = next_line(session.llama().communicator())) {
     if (line->find_first_not_of(" \t\r\v\f") == std::string::npos) continue;  // also where lines end in CR LF
@@ -96,7 +116,7 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const GenerateOp
     messages.push_back({"user", *line});
     try {
       require_utf8("the message", *line);
-      session.generate(turn_tokens(tokenizer, messages, session.tokens()), text, listener);
+      session.generate(turn_tokens(tokenizer, messages, date, session.tokens()), text, listener);
       messages.clear();  // they are in the cache now
     } catch (const InvalidArgument& error) {
       // Refused on every rank before any work: too long, or not UTF-8.
@@ -111,25 +131,27 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const GenerateOp
 }
 
 // Where a model says how it chats, that must be the way we write. One without a word on it is taken at its tokens.
-void require_chat_template(const std::filesystem::path& directory) {
+model::ChatForm read_chat_form(const std::filesystem::path& directory) {
   const std::filesystem::path file = directory / "tokenizer_config.json";
   std::error_code ignored;
-  if (std::filesystem::exists(file, ignored)) {
-    model::require_llama3_chat(model::read_tokenizer_config(file), file.string());
-  }
+  if (!std::filesystem::exists(file, ignored)) return {};
+  return model::llama3_chat_form(model::read_tokenizer_config(file), file.string());
 }
 
 int run(const ChatCommand& options) {
   const ModelPlan plan = make_model_plan(options.model);
   require_tokenizer(options.model, plan, " by chat");
-  require_chat_template(plan.model.directory);
+  const model::ChatForm form = read_chat_form(plan.model.directory);
   const std::vector<model::ChatMessage> greeting = {{"user", "?"}};
   model::chat_tokens(*plan.model.tokenizer, greeting, true);  // throws if it has no template's tokens
   GenerateOptions text = options.sampling.parse(1024);
   require_utf8("--system", options.system);
+  require_utf8("--date", options.date);
+  base::require(options.date.empty() || form.dated,
+                "--date is \"{}\"; accepted: none for this model, whose chat_template has no date", options.date);
   text.interrupt = &interrupt_flag();
   const std::int64_t room = std::min<std::int64_t>(plan.model.config.context, 8192);
-  return run_model(plan, room, [&](const ModelRank& rank) { return converse(options, plan, text, rank); });
+  return run_model(plan, room, [&](const ModelRank& rank) { return converse(options, plan, form, text, rank); });
 }
 
 constexpr char kFooter[] =
@@ -148,6 +170,9 @@ Command add_chat(CommandLine& parent) {
   options->model.add_to(*app);
   options->sampling.add_to(*app, "1024");
   app->add_option("--system", options->system, "What the model is told first")->type_name("TEXT");
+  app->add_option("--date", options->date,
+                  "From Llama 3.1 on: the date the model is told (default: what its chat_template says)")
+      ->type_name("TEXT");
   app->footer(kFooter);
   return {app, [options] { return run(*options); }};
 }

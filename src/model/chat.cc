@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/check.h"
@@ -36,6 +38,22 @@ class PromptWriter {
     tokens.push_back(begin_text_);
   }
 
+  void message(const std::string& role, const std::string& content) {
+    header(role);
+    // In one piece: the tokens of the line breaks depend on what follows them.
+    plain(std::string(kAfterHeader).append(content));
+    tokens.push_back(end_turn_);
+  }
+  void begin_message(const std::string& role) {
+    header(role);
+    plain(kAfterHeader);
+  }
+
+  std::vector<std::int32_t> tokens;
+
+ private:
+  static constexpr std::string_view kAfterHeader = "\n\n";
+
   void header(const std::string& role) {
     tokens.push_back(begin_header_);
     plain(role);
@@ -45,11 +63,6 @@ class PromptWriter {
     const auto more = tokenizer_.encode(text);
     tokens.insert(tokens.end(), more.begin(), more.end());
   }
-  void end_turn() { tokens.push_back(end_turn_); }
-
-  std::vector<std::int32_t> tokens;
-
- private:
   std::int32_t required(const char* token) const {
     const auto found = tokenizer_.find(token);
     base::require(found.has_value(),
@@ -66,24 +79,23 @@ void check_role(const std::string& role) {
                 "role \"{}\"; accepted: system, user, assistant or ipython", shown(role));
 }
 
-constexpr std::string_view kAfterHeader = "\n\n";
+std::string dated(std::string_view date, std::string_view system) {
+  return fmt::format("Cutting Knowledge Date: December 2023\nToday Date: {}\n\n{}", date, system);
+}
 
 }  // namespace
 
 std::vector<std::int32_t> chat_tokens(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
-                                      bool begin_answer) {
+                                      bool begin_answer, std::string_view date) {
   PromptWriter writer(tokenizer);
-  for (const ChatMessage& message : messages) {
-    check_role(message.role);
-    writer.header(message.role);
-    // In one piece: the tokens of the line breaks depend on what follows them.
-    writer.plain(std::string(kAfterHeader).append(trim(message.content)));
-    writer.end_turn();
+  for (const ChatMessage& message : messages) check_role(message.role);
+  if (!date.empty()) {
+    const bool told = !messages.empty() && messages.front().role == "system";
+    writer.message("system", dated(date, told ? trim(messages.front().content) : std::string_view()));
+    if (told) messages = messages.subspan(1);
   }
-  if (begin_answer) {
-    writer.header("assistant");
-    writer.plain(kAfterHeader);
-  }
+  for (const ChatMessage& message : messages) writer.message(message.role, std::string(trim(message.content)));
+  if (begin_answer) writer.begin_message("assistant");
   return std::move(writer.tokens);
 }
 

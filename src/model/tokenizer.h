@@ -58,8 +58,9 @@ struct ChatMessage {
 };
 
 // The Llama 3 chat template, as tokens: the header of every message is special tokens, its content is plain text.
-// Throws InvalidArgument for an unknown role or a tokenizer without the tokens of the template.
+// date: what templates from Llama 3.1 on say of today before the system message, or in its place; empty: nothing, as in
+// Llama 3. Throws InvalidArgument for an unknown role or a tokenizer without the tokens of the template.
 std::vector<std::int32_t> chat_tokens(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
-                                      bool begin_answer);
+                                      bool begin_answer, std::string_view date = {});
 
 }  // namespace treeattn::model

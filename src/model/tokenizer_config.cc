@@ -12,6 +12,11 @@ namespace {
 constexpr std::uint64_t kLargestTokenizerConfig = std::uint64_t{8} << 20;
 constexpr std::size_t kMostTemplates = 64;
 
+// How published templates write a message and begin an answer, without spaces.
+constexpr std::string_view kMessage =
+    "'<|start_header_id|>'+message['role']+'<|end_header_id|>\n\n'+message['content']|trim+'<|eot_id|>'";
+constexpr std::string_view kAnswer = "'<|start_header_id|>assistant<|end_header_id|>\n\n'";
+
 // "token" or {"content": "token", ...}.
 std::optional<std::string> read_token(const JsonNode& json, const std::string& key) {
   const auto found = json.find(key);
@@ -33,6 +38,25 @@ std::optional<std::string> read_chat_template(const JsonNode& json) {
   return chosen;
 }
 
+// With line breaks as they are: some files escape them once more, for Jinja.
+std::string unescaped(std::string_view text) {
+  std::string out;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const bool escaped = text.substr(at, 2) == "\\n";
+    out += escaped ? '\n' : text[at];
+    at += escaped ? 1 : 0;
+  }
+  return out;
+}
+
+// What stands between two strings; nothing where one is missing.
+std::string between(const std::string& text, std::string_view before, char after) {
+  const std::size_t found = text.find(before);
+  if (found == std::string::npos) return {};
+  const std::size_t begin = found + before.size(), end = text.find(after, begin);
+  return end == std::string::npos ? std::string() : text.substr(begin, end - begin);
+}
+
 }  // namespace
 
 TokenizerConfig parse_tokenizer_config(std::string_view text, const std::string& name) {
@@ -49,7 +73,7 @@ TokenizerConfig read_tokenizer_config(const std::filesystem::path& file) {
   return config;
 }
 
-void require_llama3_chat(const TokenizerConfig& config, const std::string& name) {
+ChatForm llama3_chat_form(const TokenizerConfig& config, const std::string& name) {
   if (!config.chat_template) {
     throw Unavailable(
         fmt::format("{}: no chat_template, so this model does not chat; accepted: an instruct model of "
@@ -62,6 +86,22 @@ void require_llama3_chat(const TokenizerConfig& config, const std::string& name)
           fmt::format("{}: the chat_template does not write {}; accepted: that of the Llama 3 family", name, token));
     }
   }
+  const std::string text = unescaped(*config.chat_template);
+  std::string dense = text;
+  std::erase(dense, ' ');
+  const auto has = [](const std::string& where, std::string_view what) {
+    return where.find(what) != std::string::npos;
+  };
+  ChatForm form;
+  form.dated = has(text, "\"Cutting Knowledge Date: December 2023\n\"") &&
+               has(text, "\"Today Date: \" + date_string + \"\n\n\"");
+  const bool today = has(text, "date_string = strftime_now(\"%d %b %Y\")");
+  if (form.dated && !today) form.date = between(text, "date_string = \"", '"');
+  // A system message of their own is no other than that, with or without one of the user.
+  const bool known_system = form.dated ? (today || !form.date.empty()) && has(text, "set system_message = \"\"")
+                                       : !has(text, "system<|end_header_id|>");
+  form.published = has(dense, kMessage) && has(dense, kAnswer) && known_system;
+  return form;
 }
 
 }  // namespace treeattn::model

@@ -21,9 +21,16 @@ struct TokenizerConfig {
 TokenizerConfig read_tokenizer_config(const std::filesystem::path& file);
 TokenizerConfig parse_tokenizer_config(std::string_view json, const std::string& name);
 
-// Throws Unavailable unless chat_tokens() is what the template means. Templates are programs, and are not run: this
-// looks for the special tokens of Llama 3's header in it. What a template adds by itself, such as the date that Llama
-// 3.1 and later put into the system message, is for the caller to write into that message. `name` stands for the file.
-void require_llama3_chat(const TokenizerConfig& config, const std::string& name);
+// How a template writes a conversation, as far as that can be seen: templates are programs, and are not run.
+struct ChatForm {
+  bool published = true;  // as those of Llama 3 to 3.3 do, so that chat_tokens() has their tokens
+  bool dated = false;     // from Llama 3.1 on: the first message is a system message that says the date
+  std::string date;       // which; empty: today's
+
+  bool operator==(const ChatForm&) const = default;
+};
+
+// Throws Unavailable where the template has no special tokens of Llama 3's header. `name` stands for the file.
+ChatForm llama3_chat_form(const TokenizerConfig& config, const std::string& name);
 
 }  // namespace treeattn::model

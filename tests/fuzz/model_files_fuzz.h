@@ -80,7 +80,7 @@ inline bool try_index(std::string_view bytes) {
 inline bool try_tokenizer_config(std::string_view bytes) {
   try {
     const model::TokenizerConfig config = model::parse_tokenizer_config(bytes, "fuzz");
-    model::require_llama3_chat(config, "fuzz");
+    model::llama3_chat_form(config, "fuzz");
     return true;
   } catch (const BadFile&) {
     return false;

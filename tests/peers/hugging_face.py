@@ -42,6 +42,14 @@ CHAT_TEMPLATE = ("{{ bos_token }}{% for message in messages %}<|start_header_id|
                  "{{ '\n\n' }}{{ message['content'] | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}"
                  "<|start_header_id|>assistant<|end_header_id|>{{ '\n\n' }}{% endif %}")
 
+# The same with the lines that templates from Llama 3.1 on put before the system message, or in its place.
+DATED_CHAT_TEMPLATE = ("{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+                       "{% set system_message = messages[0]['content'] | trim %}{% set messages = messages[1:] %}"
+                       "{% else %}{% set system_message = '' %}{% endif %}"
+                       "<|start_header_id|>system<|end_header_id|>{{ '\n\n' }}"
+                       "{{ 'Cutting Knowledge Date: December 2023\n' }}{{ 'Today Date: ' + date_string + '\n\n' }}"
+                       "{{ system_message }}<|eot_id|>" + CHAT_TEMPLATE.removeprefix("{{ bos_token }}"))
+
 
 def with_added(rng, text):
     """The text with added tokens, and things that look like them, at random places."""
@@ -66,10 +74,10 @@ def chats(rng):
         ["user"], ["system", "user"], ["system", "user", "assistant", "user"], ["user", "assistant", "ipython"])]
 
 
-def chat_tokens(tokenizer, messages):
+def chat_tokens(tokenizer, messages, **template):
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=small_tokenizer.SPECIAL[0])
-    return fast.apply_chat_template(messages, chat_template=CHAT_TEMPLATE, add_generation_prompt=True,
-                                    return_dict=False)
+    return fast.apply_chat_template(messages, **{"chat_template": CHAT_TEMPLATE, **template},
+                                    add_generation_prompt=True, return_dict=False)
 
 
 def old_merges(file):
@@ -133,8 +141,9 @@ def tokenizer_round(program, folder, rng, kind):
     texts += ["", " ", "\n", "a" * 5000, " " * 5000, "ab" * 3000 + "\n" * 3000,
               "".join(rng.choices("aeot \n1'", k=8000))]
     tokens = [[rng.randrange(tokenizer.get_vocab_size()) for _ in range(rng.randint(0, 40))] for _ in range(100)]
-    conversations = chats(rng)
-    (folder / "ask.json").write_text(json.dumps({"texts": texts, "tokens": tokens, "chats": conversations}))
+    conversations, date = chats(rng), f"{rng.randint(1, 28)} May 2025"
+    (folder / "ask.json").write_text(
+        json.dumps({"texts": texts, "tokens": tokens, "chats": conversations, "date": date}))
     ours = ask_ours(program, "tokenizer", file, folder / "ask.json")
     failures = compare("vocabulary", ours["vocab"], tokenizer.get_vocab_size(), kind)
     failures += compare("bos", ours["bos"], tokenizer.token_to_id(small_tokenizer.SPECIAL[0]), kind)
@@ -144,12 +153,23 @@ def tokenizer_round(program, folder, rng, kind):
     for ids, text in zip(tokens, ours["tokens"], strict=True):
         failures += compare("decode", text, tokenizer.decode(ids, skip_special_tokens=True), ids)
     tokenizer.encode_special_tokens = False
-    for messages, ids in zip(conversations, ours["chats"], strict=True):
+    for messages, ids, dated in zip(conversations, ours["chats"], ours["dated_chats"], strict=True):
         failures += compare("chat", ids, chat_tokens(tokenizer, messages), messages)
+        theirs = chat_tokens(tokenizer, messages, chat_template=DATED_CHAT_TEMPLATE, date_string=date)
+        failures += compare("chat with a date", dated, theirs, messages)
     total = sum(len(text.encode()) for text in texts)
     print(f"{kind}: {len(texts)} texts of {total} bytes, {len(tokens)} lists of tokens, {len(conversations)} chats: "
           f"{failures} failures")
     return failures
+
+
+def of_config(config, key):
+    """What transformers has read for a key. From version 5 on all about RoPE is in one place."""
+    if not key.startswith("rope_") or not hasattr(config, "rope_parameters"):
+        return getattr(config, key)
+    parameters = dict(config.rope_parameters)
+    theta = parameters.pop("rope_theta")
+    return theta if key == "rope_theta" else None if parameters["rope_type"] == "default" else parameters
 
 
 def config_round(program, folder, rng):
@@ -165,7 +185,7 @@ def config_round(program, folder, rng):
     ours = ask_ours(program, "config", folder / "config.json")
     failures = 0
     for key, value in ours.items():
-        theirs = getattr(config, key)
+        theirs = of_config(config, key)
         if key == "eos_token_id" and isinstance(theirs, int):
             theirs = [theirs]
         failures += compare(key, value, theirs, config)

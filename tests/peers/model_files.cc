@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads model files and says in JSON what it read, for tests that compare with other programs.
 //
-// Usage: model_files tokenizer TOKENIZER.json ASK.json     ASK: {"texts": [...], "tokens": [[...]], "chats": [...]}
+// Usage: model_files tokenizer TOKENIZER.json ASK.json     ASK: {"texts": [...], "tokens": [[...]], "chats": [...],
+//                                                                "date": "..."}, the date for chats that have one
 //        model_files config CONFIG.json
 //        model_files checkpoint DIRECTORY ASK.json         ASK: [[name, shape], ...]
 #include <cstdint>
@@ -38,7 +39,9 @@ std::string stream_text(const Tokenizer& tokenizer, const std::vector<std::int32
 
 json tokenizer_answers(const char* file, const json& ask) {
   const Tokenizer tokenizer = Tokenizer::read(file);
-  json out = {{"texts", json::array()}, {"tokens", json::array()}, {"chats", json::array()}};
+  json out = {
+      {"texts", json::array()}, {"tokens", json::array()}, {"chats", json::array()}, {"dated_chats", json::array()}};
+  const std::string date = ask.value("date", "");
   for (const json& text : ask.at("texts")) {
     const auto& string = text.get_ref<const std::string&>();
     out["texts"].push_back({{"special", tokenizer.encode(string, true)}, {"plain", tokenizer.encode(string, false)}});
@@ -48,6 +51,7 @@ json tokenizer_answers(const char* file, const json& ask) {
     std::vector<ChatMessage> messages;
     for (const json& message : chat) messages.push_back({message.at("role"), message.at("content")});
     out["chats"].push_back(chat_tokens(tokenizer, messages, true));
+    out["dated_chats"].push_back(chat_tokens(tokenizer, messages, true, date));
   }
   out["vocab"] = tokenizer.vocab();
   out["bos"] = tokenizer.bos() ? json(*tokenizer.bos()) : json();
