@@ -21,6 +21,11 @@ TREEATTN, GOLDEN, LAUNCHER = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3:
 ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 ORDER = ["--chunk", "64", "--branches", "16"]
 
+# In the words of the published one.
+LLAMA3_TEMPLATE = ("{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ "
+                   "message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+                   "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}")
+
 
 def treeattn(*arguments, expect=0, launcher=(), stdin=b""):
     command = [*launcher, TREEATTN, *map(str, arguments)]
@@ -198,6 +203,26 @@ def check_other_tensors(model, scratch):
     refused("has the tensor model.norm.bias, which", "generate", "--model", other, "x")
 
 
+def check_other_head(model, scratch):
+    """A tied model may have the embedding a second time, but no other matrix in its place."""
+    other = scratch / "head"
+    shutil.copytree(model, other)
+    config = json.loads((other / "config.json").read_text())
+    tied, untied = (json.dumps(dict(config, tie_word_embeddings=tie)) for tie in (True, False))
+    (other / "config.json").write_text(tied)
+    refused("has lm_head.weight that is not model.embed_tokens.weight", "generate", "--model", other, "x")
+    data = bytearray((other / "model.safetensors").read_bytes())
+    body = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:body])
+    head, table = (slice(*(body + at for at in header[name]["data_offsets"]))
+                   for name in ("lm_head.weight", "model.embed_tokens.weight"))
+    data[head] = data[table]
+    (other / "model.safetensors").write_bytes(data)
+    got = generated(other, "x", "-n", 4)["tokens"]
+    (other / "config.json").write_text(untied)
+    assert generated(other, "x", "-n", 4)["tokens"] == got
+
+
 def check_stats(model):
     said = [treeattn("generate", "--model", model, "x", "--ignore-eos", "--stats", "-n", n).stderr for n in (1, 2)]
     # One token is the first: there is none after it to time.
@@ -260,7 +285,36 @@ def check_chat(model):
     described.write_text("{}")
     refused("does not chat", "chat", "--model", model, code=3)
     described.write_text(json.dumps({"chat_template": "<|start_header_id|><|end_header_id|><|eot_id|>"}))
-    assert treeattn("chat", "--model", model, "--system", "Be brief.", "-n", 12, *ORDER, stdin=turns).stdout == one
+    other = treeattn("chat", "--model", model, "--system", "Be brief.", "-n", 12, *ORDER, stdin=turns)
+    assert other.stdout == one and b"none of those published" in other.stderr, other
+    described.write_text(json.dumps({"chat_template": LLAMA3_TEMPLATE}))
+    same = treeattn("chat", "--model", model, "--system", "Be brief.", "-n", 12, *ORDER, stdin=turns)
+    assert same.stdout == one and not same.stderr, same
+    check_dated_chat(model, described, turns)
+    described.unlink()
+
+
+def check_dated_chat(model, described, turns):
+    """The lines that templates from Llama 3.1 on write before the system message."""
+    def chat(*arguments):
+        done = treeattn("chat", "--model", model, "-n", 12, *ORDER, *arguments, stdin=turns)
+        assert not done.stderr, done
+        return done.stdout
+
+    lines = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\nBe brief."
+    expected = chat("--system", lines)  # the template has no date yet
+    undated = chat("--system", "Be brief.")
+    refused('--date is "1 May"', "chat", "--model", model, "--date", "1 May")
+    dated = LLAMA3_TEMPLATE + """{%- set date_string = "26 Jul 2024" %}{%- set system_message = "" %}
+        {{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}{{- "Cutting Knowledge Date: December 2023\\n" }}
+        {{- "Today Date: " + date_string + "\\n\\n" }}"""
+    described.write_text(json.dumps({"chat_template": dated}))
+    assert chat("--system", "Be brief.") == chat("--system", "Be brief.", "--ranks", 3) == expected != undated
+    assert chat() == chat("--date", "26 Jul 2024") != chat("--date", "Doomsday")
+    described.write_text(json.dumps({"chat_template": '{%- set date_string = strftime_now("%d %b %Y") %}' + dated}))
+    before = time.strftime("%d %b %Y")
+    today = chat()
+    assert today in [chat("--date", date) for date in (before, time.strftime("%d %b %Y"))]
 
 
 def check_interrupted_load():
@@ -365,6 +419,7 @@ with tempfile.TemporaryDirectory() as name:
     check_prompts(small, scratch_directory, text)
     check_refusals(small, scratch_directory)
     check_other_tensors(small, scratch_directory)
+    check_other_head(small, scratch_directory)
     check_stats(small)
     check_streams(small, scratch_directory)
     check_without_tokenizer()

@@ -225,6 +225,8 @@ TEST(GenerationConfig, ReadsLlama3) {
                      {"top_p", 0.9},
                      {"num_beams", 1},
                      {"typical_p", nullptr},
+                     {"suppress_tokens", Json::array()},
+                     {"forced_eos_token_id", nullptr},
                      {"transformers_version", "4.45.0"}};
   const GenerationConfig config = parse_generation_config(json.dump(), "generation_config.json");
   GenerationConfig expected;
@@ -260,6 +262,11 @@ TEST(GenerationConfig, RefusesByKeyAndValue) {
                                                         {R"({"eos_token_id": 3000000000})", "eos_token_id"},
                                                         {R"({"num_beams": 4})", "num_beams is 4"},
                                                         {R"({"no_repeat_ngram_size": 3})", "no_repeat_ngram_size"},
+                                                        {R"({"guidance_scale": 1.5})", "guidance_scale is 1.5"},
+                                                        {R"({"suppress_tokens": [7]})", "suppress_tokens"},
+                                                        {R"({"bad_words_ids": [[7, 8]]})", "bad_words_ids"},
+                                                        {R"({"forced_bos_token_id": 0})", "forced_bos_token_id is 0"},
+                                                        {R"({"stop_strings": "END"})", "stop_strings"},
                                                         {"[]", "an object"},
                                                         {"", "not JSON"}}) {
     expect_refused([&] { parse_generation_config(wrong.first, "generation_config.json"); },

@@ -2,6 +2,7 @@
 // The tokenizer: byte pair encoding, added tokens, decoding, and files that are wrong.
 #include "model/tokenizer.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -452,6 +453,37 @@ TEST(Tokenizer, APromptBeginsAsTheTokenizerSays) {
   json.erase("post_processor");
   model.tokenizer = std::make_shared<Tokenizer>(make_tokenizer(json));
   EXPECT_EQ(encode_prompt(model, "a"), Tokens{'a'});
+}
+
+TEST(TokenizerFile, PutsAtMostOneTokenBeforeAText) {
+  NEEDS_PCRE2();
+  const Json json = small_tokenizer();
+  const Json begin = json["post_processor"]["single"][0], text = json["post_processor"]["single"][1];
+  const Json end = {{"SpecialToken", {{"id", "<|eot_id|>"}, {"type_id", 0}}}};
+  const auto with = [&](const char* key, const Json& value) {
+    Json other = json;
+    other["post_processor"][key] = value;
+    return other;
+  };
+  EXPECT_EQ(make_tokenizer(with("single", {end, text})).bos(), make_tokenizer(json).find("<|eot_id|>"));
+  EXPECT_FALSE(make_tokenizer(with("single", Json::array({text}))).bos().has_value());
+  for (const Json& single : std::vector<Json>{{begin, end, text},
+                                              {begin, text, end},
+                                              {text, end},
+                                              {begin, text, text},
+                                              {text, text},
+                                              {begin, end},
+                                              Json::array({begin}),
+                                              Json::array()}) {
+    expect_refused([&] { make_tokenizer(with("single", single)); }, {"post_processor.single", "one special token"});
+  }
+  const auto ids = [&](const Json& list) {
+    return with("special_tokens", {{"<|begin_of_text|>", {{"id", "<|begin_of_text|>"}, {"ids", list}}}});
+  };
+  const std::int32_t bos = make_tokenizer(json).bos().value();
+  EXPECT_EQ(make_tokenizer(ids({bos})).bos(), bos);
+  expect_refused([&] { make_tokenizer(ids(Json::array({bos + 1}))); }, {"ids", fmt::format("[{}]", bos)});
+  expect_refused([&] { make_tokenizer(ids({bos, bos})); }, {"ids", fmt::format("[{}]", bos)});
 }
 
 }  // namespace

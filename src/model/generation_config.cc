@@ -17,9 +17,16 @@ constexpr std::uint64_t kLargestGenerationFile = 1 << 20;
 constexpr struct {
   const char* key;
   double off;
-} kUnsupported[] = {{"num_beams", 1},      {"num_beam_groups", 1}, {"no_repeat_ngram_size", 0},      {"typical_p", 1},
-                    {"epsilon_cutoff", 0}, {"eta_cutoff", 0},      {"diversity_penalty", 0},         {"min_length", 0},
-                    {"min_new_tokens", 0}, {"penalty_alpha", 0},   {"encoder_repetition_penalty", 1}};
+} kUnsupported[] = {
+    {"num_beams", 1},      {"num_beam_groups", 1}, {"no_repeat_ngram_size", 0},       {"typical_p", 1},
+    {"epsilon_cutoff", 0}, {"eta_cutoff", 0},      {"diversity_penalty", 0},          {"min_length", 0},
+    {"min_new_tokens", 0}, {"penalty_alpha", 0},   {"encoder_repetition_penalty", 1}, {"guidance_scale", 1}};
+
+// Others, which are off where there is nothing in them.
+constexpr const char* kMustBeEmpty[] = {
+    "suppress_tokens",     "begin_suppress_tokens", "bad_words_ids",      "force_words_ids",
+    "forced_bos_token_id", "forced_eos_token_id",   "sequence_bias",      "exponential_decay_length_penalty",
+    "stop_strings",        "dola_layers",           "watermarking_config"};
 
 }  // namespace
 
@@ -31,6 +38,10 @@ GenerationConfig parse_generation_config(std::string_view text, const std::strin
   for (const auto& [key, off] : kUnsupported) {
     const auto found = json.find(key);
     if (found && found->number(-kAny, kAny) != off) found->refuse(fmt::format("{}, which switches it off", off));
+  }
+  for (const char* key : kMustBeEmpty) {
+    const auto found = json.find(key);
+    if (found && !found->value().empty()) found->refuse("null, which switches it off");
   }
   GenerationConfig config;
   config.do_sample = json.boolean_or("do_sample", config.do_sample);

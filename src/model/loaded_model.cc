@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <set>
 #include <string>
@@ -33,12 +34,32 @@ void require_no_other_tensors(const Checkpoint& checkpoint, const LlamaConfig& c
   }
 }
 
+// Where logits are said to come from the embedding, and there is another matrix for them, programs differ in which one
+// they take.
+void require_no_other_head(const Checkpoint& checkpoint, const LlamaConfig& config,
+                           const std::filesystem::path& directory) {
+  const std::string head = "lm_head.weight", table = "model.embed_tokens.weight";
+  const std::vector<std::string> names = checkpoint.names();
+  if (!config.tied_embeddings || std::find(names.begin(), names.end(), head) == names.end()) return;
+  const std::vector<std::int64_t> shape = {config.vocab, config.hidden};
+  const Tensor one = checkpoint.tensor(table, shape), other = checkpoint.tensor(head, shape);
+  const std::size_t bytes = static_cast<std::size_t>(config.vocab * config.hidden) * dtype_size(one.dtype);
+  if (one.dtype != other.dtype || std::memcmp(one.data, other.data, bytes) != 0) {
+    base::throw_bad_file(directory,
+                         fmt::format("has {} that is not {}, though tie_word_embeddings of its config.json is true; "
+                                     "accepted: equal ones, or tie_word_embeddings false",
+                                     head, table));
+  }
+  checkpoint.release(head);
+}
+
 }  // namespace
 
 std::shared_ptr<const Checkpoint> ModelDescription::open() const {
   if (directory.empty()) return random_checkpoint(config, seed);
   std::shared_ptr<const Checkpoint> checkpoint = open_checkpoint(directory);
   require_no_other_tensors(*checkpoint, config, directory);
+  require_no_other_head(*checkpoint, config, directory);
   return checkpoint;
 }
 

@@ -11,6 +11,7 @@
 #include "model/byte_alphabet.h"
 #include "model/json.h"
 #include "model/split_pattern.h"
+#include "model/token_ids.h"
 #include "model/utf8.h"
 
 namespace treeattn::model {
@@ -233,17 +234,27 @@ void read_pre_tokenizer(const JsonNode& node, TokenizerFile& file) {
   if (steps.empty()) node.refuse(kAccepted);
 }
 
-// The token before the text of the template for one text: [{"SpecialToken": {"id": ...}}, {"Sequence": ...}].
+// The template for one text: [{"SpecialToken": {"id": ...}}, {"Sequence": ...}], or the text alone. Other tokens would
+// be missing in our prompts.
 void read_template(const JsonNode& node, TokenizerFile& file) {
-  const auto single = node.at("single").elements(kMostSteps);
-  if (single.empty()) return;
-  const auto first = single[0].find("SpecialToken");
-  if (!first) return;
-  const JsonNode id = first->at("id");
+  const JsonNode single = node.at("single");
+  const auto parts = single.elements(kMostSteps);
+  const bool begins = parts.size() == 2 && parts[0].find("SpecialToken");
+  if (parts.size() != (begins ? 2 : 1) || !parts.back().find("Sequence")) {
+    single.refuse("the text alone, or one special token and the text");
+  }
+  if (!begins) return;
+  const JsonNode id = parts[0].at("SpecialToken").at("id");
   for (const AddedToken& token : file.added) {
     if (token.text == id.text()) file.bos = token.id;
   }
   if (!file.bos) id.refuse("an added token");
+  // Which tokens a name stands for may be told apart from it.
+  const auto table = node.find("special_tokens");
+  const auto entry = table ? table->find(id.text()) : std::nullopt;
+  if (!entry) return;
+  const JsonNode ids = entry->at("ids");
+  if (read_token_ids(ids, kMostTokens - 1) != std::vector{*file.bos}) ids.refuse(fmt::format("[{}]", *file.bos));
 }
 
 void read_post_processor(const JsonNode& node, TokenizerFile& file) {
