@@ -129,6 +129,20 @@ TEST_F(CudaTest, EveryHeadDim) {
   std::printf("largest error %.3f of its bound\n", worst);
 }
 
+// 2,048 items of a group: runs of 32 of them become 64 states, and those two.
+TEST_F(CudaTest, RunsOfRuns) {
+  Case shape;
+  shape.q_type = shape.k_type = shape.v_type = DType::kBFloat16;
+  shape.heads = 3;
+  shape.kv_heads = 1;
+  shape.head_dim = shape.v_dim = 16;
+  shape.tokens = 1 << 20;
+  shape.order = {64, 1 << 14};
+  std::string kernel;
+  EXPECT_LE(check_case(CaseData(shape, 3), &kernel), 1);
+  EXPECT_EQ(kernel, "mma");
+}
+
 // Every shape that the kernel for 8-bit K and V has code for: head dims, rows of an item, types of q, masks.
 TEST_F(CudaTest, ByteShapes) {
   double worst = 0;
