@@ -76,7 +76,7 @@ struct GenerateStats {
   double first_token_seconds = 0;     // the prompt and the first choice
   std::vector<double> token_seconds;  // of each one after it
   std::uint64_t bytes_sent = 0;       // by this rank
-  std::vector<int> lost;              // ranks lost on the way, as each group numbered them
+  std::vector<int> lost;              // ranks lost on the way, as the first group of the session numbered them
   double recovery_seconds = 0;
 };
 

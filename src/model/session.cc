@@ -2,6 +2,8 @@
 #include "model/session.h"
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -64,7 +66,7 @@ struct Session::Call {
 };
 
 Session::Session(std::unique_ptr<Llama> llama, const Tokenizer* tokenizer, std::vector<std::int32_t> pending)
-    : llama_(std::move(llama)), tokenizer_(tokenizer) {
+    : llama_(std::move(llama)), tokenizer_(tokenizer), number_(llama_->communicator()->rank()) {
   const std::vector<SequenceId> sequences = llama_->sequences();
   base::require(sequences.size() <= 1, "the cache has {} sequences; accepted: one at most", sequences.size());
   sequence_ = sequences.empty() ? llama_->add_sequence() : sequences.front();
@@ -76,6 +78,8 @@ Session::Session(std::unique_ptr<Llama> llama, const Tokenizer* tokenizer, std::
   if (pending.size() > 1) prompt_end_ = static_cast<std::int64_t>(known_.size());
   prompt_logits_.resize(static_cast<std::size_t>(llama_->config().vocab));
   logits_ = prompt_logits_;
+  members_.resize(static_cast<std::size_t>(llama_->communicator()->size()));
+  std::iota(members_.begin(), members_.end(), 0);
 }
 
 void Session::check(std::span<const std::int32_t> prompt, const GenerateOptions& options) const {
@@ -157,14 +161,14 @@ GenerateResult Session::generate(std::span<const std::int32_t> prompt, const Gen
 
   for (bool more = true, in_step = true, same_call = false; more;) {
     try {
-      if (!in_step) get_in_step();
+      if (!in_step) get_in_step(call);
       in_step = true;
       if (!same_call) require_same_call();
       same_call = true;
       more = next_token(call);
-    } catch (const LostRanks& error) {
+    } catch (const LostRanks&) {
       if (!options.recover) throw;
-      recover(error, call);
+      recover(call);
       in_step = same_call = false;  // some may not have heard of all others
     }
   }
@@ -236,25 +240,28 @@ bool Session::next_token(Call& call) {
            stopped(stop_all, StopReason::kInterrupted));
 }
 
-void Session::recover(const LostRanks& error, Call& call) {
+void Session::recover(Call& call) {
   const auto start = Clock::now();
-  GenerateStats& stats = call.result.stats;
-  stats.lost.insert(stats.lost.end(), error.ranks().begin(), error.ranks().end());
   llama_->recover(call.listener.recovery);
-  stats.recovery_seconds += seconds_since(start);
+  call.result.stats.recovery_seconds += seconds_since(start);
 }
 
 // Collective, after a recovery. A rank may have taken a token that another has not; both take it again. The last block
-// goes through the layers once more, as some have lost its logits.
-void Session::get_in_step() {
+// goes through the layers once more, as some have lost its logits. Who is missing counts as lost by the number it had
+// first: every group has numbers of its own, and a recovery may have lost more than the error before it named.
+void Session::get_in_step(Call& call) {
   struct Place {
-    std::int64_t calls, known;
+    std::int64_t calls, known, number;
   };
   std::int64_t known = static_cast<std::int64_t>(known_.size());
-  for (const Place& place : parallel::gathered(*llama_->communicator(), Place{calls_, known})) {
+  std::vector<int> left;
+  for (const Place& place : parallel::gathered(*llama_->communicator(), Place{calls_, known, number_})) {
     if (place.calls != calls_) throw Error("a rank was lost between two prompts: not all ranks have the last one");
     known = std::min(known, place.known);
+    left.push_back(static_cast<int>(place.number));
   }
+  std::ranges::set_difference(members_, left, std::back_inserter(call.result.stats.lost));
+  members_ = std::move(left);
   known_.resize(static_cast<std::size_t>(known));
   const Transcript& transcript = llama_->transcript(sequence_);
   if (transcript.length() < known) return;

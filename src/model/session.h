@@ -43,8 +43,8 @@ class Session {
   std::vector<parallel::Given> given(std::span<const std::int32_t> prompt, const GenerateOptions& options) const;
   bool catch_up(const Call& call);
   bool next_token(Call& call);
-  void recover(const LostRanks& error, Call& call);
-  void get_in_step();
+  void recover(Call& call);
+  void get_in_step(Call& call);
 
   std::unique_ptr<Llama> llama_;
   const Tokenizer* tokenizer_;
@@ -54,6 +54,8 @@ class Session {
   std::vector<float> prompt_logits_;
   std::span<const float> logits_;  // of the last of known_, once caught up
   std::int64_t calls_ = 0;
+  std::int64_t number_;       // of this rank in the group that the session began with
+  std::vector<int> members_;  // the ranks that are left, as that group numbered them
   bool generating_ = false;
 };
 
