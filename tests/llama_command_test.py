@@ -9,6 +9,8 @@ import fcntl
 import json
 import os
 import pathlib
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -123,9 +125,27 @@ def check_prompts(model, scratch, prompt):
     assert half["tokens"] + rest["tokens"] == want["tokens"], (half, rest, want)
     assert rest["prompt_tokens"] == 0, rest
     assert generated(model, "more", "-n", 1, "--load", scratch / "session")["prompt_tokens"] == len("more")
+    # A first save may be cut off when its cache is there and its text has no name yet, or before that.
+    (scratch / "session" / "session.tokens").rename(scratch / "session" / "session.tokens.tmp")
+    assert generated(model, "-n", 4, "--load", scratch / "session")["tokens"] == rest["tokens"]
+    (scratch / "draft").mkdir()
+    shutil.copy(scratch / "session" / "session.tokens.tmp", scratch / "draft")
+    refused(f"--load: {scratch}/draft/cache.manifest: cannot open", "generate", "--random-weights", "llama-3.1-405b",
+            "--load", scratch / "draft")
     # What is asked of memory counts what was said before.
     refused(f"{want['prompt_tokens'] + 4 + 5} tokens on 1 rank", "generate", "--random-weights", "llama-3.1-405b",
             "-n", 5, "--load", scratch / "session", code=3)
+    # And in the type and the order of its cache, which go on.
+    generated(model, "x", "-n", 1, "--kv-type", "f32", "--save", scratch / "wide")
+    large = ["generate", "--random-weights", "llama-3.1-405b", "-n", 1000]
+    complaints = (treeattn(*large, *more, expect=3).stderr for more in
+                  (["x", *ORDER], ["x", *ORDER, "--kv-type", "f32"], ["--load", scratch / "wide"]))
+    plain, wide, loaded = (re.search(rb", (\S+ \S+) of cache", complaint)[1] for complaint in complaints)
+    assert plain != wide == loaded, (plain, wide, loaded)
+    # What fits into the context of a model counts it, too.
+    (scratch / "long").write_text("x" * 131071)
+    refused("the prompt 131071; accepted: together fewer than the model's context, 131072", "generate",
+            "--random-weights", "llama-3.1-405b", "--load", scratch / "session", "--file", scratch / "long")
 
 
 def check_refusals(model, scratch):
@@ -146,7 +166,7 @@ def check_refusals(model, scratch):
     large = ["generate", "--random-weights", "llama-3.1-405b", "x"]
     refused('--chunk is "65"; accepted: multiples of 64', *large, "--chunk", 65)
     refused('--branches is "3"; accepted: a power of two', *large, "--branches", 3)
-    refused(f"--load: {scratch}/nothing/session.tokens: cannot open", *large, "--load", scratch / "nothing")
+    refused(f"--load: {scratch}/nothing/cache.manifest: cannot open", *large, "--load", scratch / "nothing")
     refused(f"--file: {scratch}: cannot read", *here, "--file", scratch)
     refused(f"--file: {scratch}/nothing: cannot open", *here, "--file", scratch / "nothing")
     # \udcff is how Python hands the byte 0xff over.
@@ -326,6 +346,39 @@ def check_interrupted_load():
     assert loading.returncode in (-signal.SIGINT, 3), (loading.returncode, complaint)  # 3: too little memory
 
 
+def after_progress(*arguments, stdin=subprocess.DEVNULL, interrupt=True):
+    """What is on a terminal after the progress was last wiped; interrupt: by Ctrl-C as soon as there is any."""
+    ours, its = pty.openpty()
+    reading = subprocess.Popen([TREEATTN, *arguments], stdin=stdin, stdout=its, stderr=its,
+                               env=dict(os.environ, TERM="xterm"))
+    os.close(its)
+    said = b""
+    try:
+        while piece := os.read(ours, 4096):
+            said += piece
+            if interrupt and b"reading" in said:
+                reading.send_signal(signal.SIGINT)
+                interrupt = False
+    except OSError:
+        pass  # the program has ended
+    os.close(ours)
+    assert reading.wait(timeout=60) == 0, said
+    return said.split(b"\r\x1b[K")[-1]
+
+
+def check_progress(scratch):
+    """What is printed when nothing was said yet begins a line: the progress is gone."""
+    (scratch / "book").write_text("x" * 120000)
+    model = ["--model", GOLDEN.parents[2] / "tools" / "demo_model" / "model"]
+    said = after_progress("generate", *model, "--file", scratch / "book", "--json")
+    assert said.startswith(b'{"text":"","tokens":[],"reason":"interrupted"'), said
+    with open(scratch / "book", "rb") as book:
+        said = after_progress("chat", *model, stdin=book)
+    assert said == b"\r\n", said
+    said = after_progress("demo", "--tokens", "12k", "--ranks", "1", "--json", interrupt=False)
+    assert said.startswith(b'{"tokens":'), said
+
+
 def check_interrupted_chat(model):
     """Ctrl-C while nothing is said ends nothing: the next answer is whole."""
     command = [TREEATTN, "chat", "--model", str(model), "-n", "12", "--ignore-eos", *ORDER]
@@ -425,6 +478,7 @@ with tempfile.TemporaryDirectory() as name:
     check_without_tokenizer()
     check_chat(small)
     check_interrupted_load()
+    check_progress(scratch_directory)
     check_interrupted_chat(small)
     check_one_that_differs(small, scratch_directory)
     check_bench(small)

@@ -125,7 +125,7 @@ TEST(Session, ASaveThatWasCutOffLeavesTheOneBefore) {
   const SmallModel model;
   const TemporaryDirectory old_one, new_one;
   const auto text_in = [](const TemporaryDirectory& directory) { return directory.path() / kSavedTextName; };
-  const auto draft_in = [](const TemporaryDirectory& directory) { return directory.path() / "session.tokens.tmp"; };
+  const auto draft_in = [](const TemporaryDirectory& directory) { return directory.path() / kSavedDraftName; };
   SessionRank first(model, self_communicator(), nullptr), second(model, self_communicator(), nullptr);
   first.session.generate(random_tokens(10, 301, 1), tokens_of(1));
   first.session.save(old_one.path());
@@ -143,6 +143,23 @@ TEST(Session, ASaveThatWasCutOffLeavesTheOneBefore) {
   EXPECT_EQ(tokens_in(new_one), second.session.tokens());
   fs::remove(draft_in(new_one));
   EXPECT_THROW(tokens_in(new_one), BadFile);
+}
+
+// The first when its cache was there and its text had no name yet, the second before its cache was there.
+TEST(Session, TwoSavesThatWereCutOffLeaveTheOneBefore) {
+  namespace fs = std::filesystem;
+  const SmallModel model;
+  const TemporaryDirectory directory;
+  SessionRank rank(model, self_communicator(), nullptr);
+  rank.session.generate(random_tokens(10, 301, 1), tokens_of(1));
+  rank.session.save(directory.path());
+  const std::vector<std::int32_t> want = rank.session.tokens();
+  fs::rename(directory.path() / kSavedTextName, directory.path() / kSavedDraftName);
+  fs::create_directory(directory.path() / "cache.manifest.tmp");  // cannot be written as a file
+  rank.session.generate({}, tokens_of(1));
+  EXPECT_THROW(rank.session.save(directory.path()), BadFile);
+  Session loaded = Session::load(directory.path(), model.weights, self_communicator(), *rank.ops, rank.pool, nullptr);
+  EXPECT_EQ(loaded.tokens(), want);
 }
 
 // A file that somebody changed may have a checksum that fits. Its tokens are computed again after a loss.
@@ -461,6 +478,40 @@ TEST(SessionLoss, TheTextGoesOnUnchanged) {
       EXPECT_EQ(finished, ranks - 1);
     }
   }
+}
+
+// A group without a rank counts from 0 again; those who are lost from it are named as they were first.
+TEST(SessionLoss, LostRanksKeepTheirNumbers) {
+  const SmallModel model;
+  RankOptions patience;
+  patience.deadline = Seconds(20.0);
+  std::atomic<int> finished = 0;
+  run_ranks(
+      5,
+      [&](std::shared_ptr<Communicator> world) {
+        SessionRank rank(model, world, nullptr);
+        GenerateOptions options = tokens_of(20);
+        options.recover = true;
+        const auto end_at = [](std::size_t last_words) {
+          TextListener listener;
+          listener.token = [said = std::size_t{0}, last_words](const TokenChoice&) mutable {
+            if (++said == last_words) throw Gone();
+          };
+          return listener;
+        };
+        const auto me = static_cast<std::size_t>(world->rank());
+        constexpr std::size_t kNever = 1000, kFirst[] = {kNever, 3, kNever, 10, kNever};
+        try {
+          const auto first = rank.session.generate(random_tokens(70, 301, 7), options, end_at(kFirst[me]));
+          EXPECT_EQ(first.stats.lost, (std::vector<int>{1, 3}));
+          const auto second = rank.session.generate(random_tokens(70, 301, 8), options, end_at(me == 2 ? 5 : kNever));
+          EXPECT_EQ(second.stats.lost, std::vector<int>{2});
+          ++finished;
+        } catch (const Gone&) {
+        }
+      },
+      patience);
+  EXPECT_EQ(finished, 2);
 }
 
 TEST(SessionLoss, ARankMayGoBetweenTwoPrompts) {

@@ -25,6 +25,7 @@
 #include "notes.h"
 #include "option_errors.h"
 #include "options.h"
+#include "parallel/kv_files.h"
 #include "rate_progress.h"
 #include "table.h"
 
@@ -60,9 +61,13 @@ std::vector<std::int32_t> tokens_of(const model::ModelDescription& model, const 
   return out;
 }
 
-// Tokens that a saved text has already. Throws BadFile where there is none.
-std::int64_t saved_tokens(const std::filesystem::path& directory) {
-  const model::SavedText text = model::read_saved_text(directory / model::kSavedTextName);
+// Tokens that a saved text has already; llama: gets the type and the order of its cache, which it keeps. Throws BadFile
+// where there is none.
+std::int64_t saved_tokens(const std::filesystem::path& directory, LlamaOptions& llama) {
+  const parallel::Manifest cache = parallel::saved_manifest(directory);
+  llama.kv_type = cache.config.k_type;
+  llama.order = cache.config.order;
+  const model::SavedText text = model::saved_text_of(directory, cache.generation);
   std::int64_t sum = static_cast<std::int64_t>(text.pending.size());
   for (const auto& [id, transcript] : text.transcripts) sum += transcript.length();
   return sum;
@@ -103,6 +108,7 @@ class Voice {
   }
 
   void finish(const GenerateResult& result) {
+    clear_progress();  // nothing may have been said
     if (!speaks()) return;
     print_text(options_.json ? json(result) + "\n" : "\n");
     if (options_.stats) print_stats(result);
@@ -112,9 +118,13 @@ class Voice {
  private:
   bool speaks() const { return session_.llama().communicator()->rank() == 0; }
 
-  void say(std::string_view text) {
+  void clear_progress() {
     prefill_.clear();
     recovery_.clear();
+  }
+
+  void say(std::string_view text) {
+    clear_progress();
     if (options_.json) {
       if (has_text_) text_ += text;
       return;
@@ -173,7 +183,7 @@ class Voice {
 };
 
 int run(const GenerateCommand& options) {
-  const ModelPlan plan = make_model_plan(options.model);
+  ModelPlan plan = make_model_plan(options.model);
   GenerateOptions text = options.sampling.parse(256);
   base::require(text.sampler.logprobs == 0 || options.json,
                 "--logprobs is {} without --json, which would print them; accepted: both", text.sampler.logprobs);
@@ -187,7 +197,12 @@ int run(const GenerateCommand& options) {
   const auto length = static_cast<std::int64_t>(tokens.size());
   base::require(length < context, "the prompt has {} tokens; accepted: fewer than the model's context, {}", length,
                 context);
-  const std::int64_t before = first ? 0 : inside_option("--load", [&] { return saved_tokens(options.load); });
+  const std::int64_t before =
+      first ? 0 : inside_option("--load", [&] { return saved_tokens(options.load, plan.llama); });
+  base::require(
+      before + length < context,
+      "--load: {} has a text of {} tokens, the prompt {}; accepted: together fewer than the model's context, {}",
+      options.load, before, length, context);
   // Now, not when the text is there and cannot be kept.
   if (!options.save.empty()) inside_option("--save", [&] { make_directory(options.save); });
   text.interrupt = &interrupt_flag();

@@ -2,7 +2,6 @@
 // A Llama's cache and tokens in a directory.
 #include <fmt/format.h>
 
-#include <system_error>
 #include <utility>
 
 #include "base/file.h"
@@ -18,11 +17,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kName = kSavedTextName;
-constexpr const char* kDraft = "session.tokens.tmp";
+constexpr const char* kDraft = kSavedDraftName;
 
 // Why these are not the tokens of this cache; empty if they are.
 std::string mismatch(const SavedText& text, const KvCache& cache) {
-  if (text.generation != cache.store().generation()) return "belongs to another save than the cache";
   const std::vector<SequenceId> ids = cache.sequences();
   if (text.transcripts.size() != ids.size()) {
     return fmt::format("has {} texts for {} sequences of the cache", text.transcripts.size(), ids.size());
@@ -37,19 +35,8 @@ std::string mismatch(const SavedText& text, const KvCache& cache) {
   return {};
 }
 
-// A save writes the draft, then the cache, then gives the draft its name. So where it was cut off, one of the two
-// belongs to the cache that is there.
 SavedText text_of(const fs::path& directory, const KvCache& cache) {
-  std::error_code ignored;
-  if (fs::exists(directory / kDraft, ignored)) {
-    try {
-      SavedText draft = read_saved_text(directory / kDraft);
-      if (mismatch(draft, cache).empty()) return draft;
-    } catch (const BadFile&) {
-      // cut off while it was written
-    }
-  }
-  SavedText text = read_saved_text(directory / kName);
+  SavedText text = saved_text_of(directory, cache.store().generation());
   if (const std::string why = mismatch(text, cache); !why.empty()) base::throw_bad_file(directory / kName, why);
   return text;
 }
@@ -66,6 +53,18 @@ void check_tokens(const SavedText& text, std::int64_t vocab, const fs::path& fil
   for (const auto& [id, transcript] : text.transcripts) check(transcript.tokens());
 }
 
+// Where a save was cut off before the draft had its name, the draft is the text of the cache that is there: the next
+// one must not write over it, as that may be cut off as well.
+void keep_draft_of_cache(const fs::path& directory) {
+  try {
+    if (read_saved_text(directory / kDraft).generation != parallel::saved_manifest(directory).generation) return;
+  } catch (const BadFile&) {
+    return;  // no draft, or no cache
+  }
+  fs::rename(directory / kDraft, directory / kName);
+  base::sync_directory(directory);
+}
+
 }  // namespace
 
 void Llama::save(const fs::path& directory, std::span<const std::int32_t> pending) {
@@ -75,6 +74,7 @@ void Llama::save(const fs::path& directory, std::span<const std::int32_t> pendin
   const parallel::DirectoryTurn turn(*communicator(), directory);
   const std::string failure = !writes ? std::string() : parallel::failure_of([&] {
     const SavedText text{shape_digest(config()), turn.generation(), transcripts_, {pending.begin(), pending.end()}};
+    keep_draft_of_cache(directory);
     base::File draft = base::File::create(directory / kDraft);
     draft.write(encode(text));
     draft.finish();

@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 
@@ -155,6 +156,23 @@ SavedText read_saved_text(const std::filesystem::path& path) {
   } catch (const InvalidArgument& error) {
     base::throw_bad_file(path, error.what());
   }
+}
+
+SavedText saved_text_of(const std::filesystem::path& directory, std::uint64_t generation) {
+  std::error_code ignored;
+  if (std::filesystem::exists(directory / kSavedDraftName, ignored)) {
+    try {
+      SavedText draft = read_saved_text(directory / kSavedDraftName);
+      if (draft.generation == generation) return draft;
+    } catch (const BadFile&) {
+      // cut off while it was written
+    }
+  }
+  SavedText text = read_saved_text(directory / kSavedTextName);
+  if (text.generation != generation) {
+    base::throw_bad_file(directory / kSavedTextName, "belongs to another save than the cache");
+  }
+  return text;
 }
 
 }  // namespace treeattn::model

@@ -36,9 +36,13 @@ std::vector<std::byte> encode(const SavedText& text);
 // Throws InvalidArgument, naming what is wrong.
 SavedText parse_saved_text(std::span<const std::byte> bytes);
 
-// Beside the files of the cache.
+// Beside the files of the cache. A save writes the draft, then the cache, then gives the draft its name. So where it
+// was cut off, one of the two belongs to the cache that is there.
 inline constexpr const char* kSavedTextName = "session.tokens";
-// Throws BadFile.
+inline constexpr const char* kSavedDraftName = "session.tokens.tmp";
+// Both throw BadFile.
 SavedText read_saved_text(const std::filesystem::path& file);
+// The one of a directory that belongs to a generation of its cache.
+SavedText saved_text_of(const std::filesystem::path& directory, std::uint64_t generation);
 
 }  // namespace treeattn::model

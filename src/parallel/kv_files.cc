@@ -318,4 +318,9 @@ std::unique_ptr<KvStore> load(std::shared_ptr<Communicator> communicator, const 
   }
 }
 
+Manifest saved_manifest(const fs::path& directory) {
+  const fs::path path = directory / kManifestName;
+  return parsed_manifest(path, read_manifest(path));
+}
+
 }  // namespace treeattn::parallel

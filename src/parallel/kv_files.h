@@ -15,6 +15,7 @@
 #include <span>
 
 #include "base/file.h"
+#include "parallel/kv_format.h"
 #include "parallel/kv_store.h"
 
 namespace treeattn::parallel {
@@ -38,5 +39,7 @@ class DirectoryTurn {
 void save(const KvStore& store, const std::filesystem::path& directory, const DirectoryTurn* turn = nullptr);
 std::unique_ptr<KvStore> load(std::shared_ptr<Communicator> communicator, const std::filesystem::path& directory,
                               std::span<const double> weights, int gpu = KvCache::kHost);
+// Of the save that is there. By one rank alone; throws BadFile.
+Manifest saved_manifest(const std::filesystem::path& directory);
 
 }  // namespace treeattn::parallel
