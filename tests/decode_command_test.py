@@ -118,6 +118,7 @@ def main():
     # What the grammar itself refuses: the word that is wrong, and what would be right.
     for bad, says in [(["--tok", "4k"], 'treeattn bench decode does not know "--tok"; accepted: --help, --heads, '),
                       (["--ranks", "2", "3"], 'does not know "3"'),
+                      (["--ranks", "2", "--tok", "2"], 'does not know "--tok"'),  # not the 2 that was there before
                       (["--ranks", "2", "--ranks", "3"], "--ranks is given 2 times; accepted: once"),
                       (["--tokens"], "--tokens has no value; accepted: LIST"),
                       (["--json=3"], '--json is a flag and is given as "--json=3"; accepted: no value'),

@@ -223,6 +223,17 @@ def check_reader_gone():
     expect(done.returncode == -signal.SIGPIPE and done.stderr == b"", f"nobody reads: {done.returncode}, {done.stderr}")
 
 
+def check_interrupted():
+    """Ctrl-C reaches both programs. Neither complains."""
+    simulating = subprocess.Popen([sys.argv[1], "simulate", "--ranks", "1024", "--strategy", "ring"],
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    time.sleep(1)  # until the simulator is at work
+    os.killpg(simulating.pid, signal.SIGINT)
+    out, complaint = simulating.communicate(timeout=60)
+    expect(simulating.returncode == -signal.SIGINT and out + complaint == b"",
+           f"interrupted: {simulating.returncode}, {out}, {complaint}")
+
+
 def main():
     done = run("--ranks", 2, "--tokens", 1000, "--strategy", "merge")
     if done.returncode == 3 and "libsimgrid-dev" in done.stderr:
@@ -239,6 +250,7 @@ def main():
     check_usage()
     check_limits()
     check_reader_gone()
+    check_interrupted()
     for failure in failures:
         print("FAILED:", failure)
     sys.exit(1 if failures else 0)

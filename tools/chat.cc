@@ -124,6 +124,7 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const model::Cha
       messages.pop_back();
       continue;
     }
+    progress.clear();  // nothing may have been said
     if (speaks()) fmt::print("\n");
     catch_interrupt();  // Ctrl-C ends an answer, not the conversation
   }

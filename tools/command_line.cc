@@ -78,16 +78,14 @@ std::string full_name(const CLI::App& app) {
 }
 
 // CLI11 lists what is left over from the last word to the first, and does not say what would be taken.
-std::string unknown_argument(const CLI::App& command, int argc, char** argv) {
+std::string unknown_argument(const CLI::App& command) {
   const std::vector<std::string> left = command.remaining();
-  if (left.empty() && command.get_parent() != nullptr) return unknown_argument(*command.get_parent(), argc, argv);
-  const auto unknown = [&](const char* word) { return std::find(left.begin(), left.end(), word) != left.end(); };
-  char** const first = std::find_if(argv + 1, argv + argc, unknown);
+  if (left.empty() && command.get_parent() != nullptr) return unknown_argument(*command.get_parent());
   std::string accepted;
   for (const CLI::Option* option : command.get_options()) {
     if (!option->get_group().empty()) accepted += (accepted.empty() ? "" : ", ") + option->get_name();
   }
-  return fmt::format("{} does not know \"{}\"; accepted: {}", full_name(command), first == argv + argc ? "" : *first,
+  return fmt::format("{} does not know \"{}\"; accepted: {}", full_name(command), left.empty() ? "" : left.front(),
                      accepted);
 }
 
@@ -116,7 +114,7 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error, int arg
     case CLI::ExitCodes::RequiredError:
       return missing_subcommand(app, argc, argv);
     case CLI::ExitCodes::ExtrasError:
-      return unknown_argument(named_command(app), argc, argv);
+      return unknown_argument(named_command(app));
     case CLI::ExitCodes::ArgumentMismatch:
       return wrong_count(named_command(app), error.what(), argc, argv);
     case CLI::ExitCodes::ExcludesError:

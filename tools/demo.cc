@@ -168,6 +168,7 @@ int run(DemoCommand options) {
       std::fflush(stdout);
     };
     const GenerateResult result = session.generate(hay.tokens, text, listener);
+    progress.clear();  // with --json nothing has been said
     const bool found = answer == fmt::format(" {}", hay.key);
     model::Llama& llama = session.llama();
     const std::set<int> ranks = holders(llama.cache(), hay.needle_first, hay.needle_end);
