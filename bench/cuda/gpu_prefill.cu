@@ -22,8 +22,8 @@ int main(int argc, char** argv) {
     std::printf("SKIPPED: %s\n", cuda_problem().c_str());
     return 77;
   }
-  const Shape shapes[] = {
-      {16, 16, 128, 4096}, {16, 16, 128, 16384}, {16, 16, 128, 65536}, {32, 8, 128, 16384}, {32, 8, 64, 16384}};
+  const Shape shapes[] = {{16, 16, 128, 4096}, {16, 16, 128, 16384}, {16, 16, 128, 65536}, {32, 8, 128, 16384},
+                          {32, 8, 64, 16384},  {32, 8, 72, 16384},   {32, 8, 112, 16384}};
   std::printf("%-14s %8s %9s %9s %s\n", "heads x dim", "tokens", "ms", "TFLOP/s", "kernel");
   for (const Shape& s : shapes) {
     if (only >= 0 && &s != shapes + only) continue;

@@ -12,7 +12,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-SHAPES = [(16, 16, 128, 4096), (16, 16, 128, 16384), (16, 16, 128, 65536), (32, 8, 128, 16384), (32, 8, 64, 16384)]
+SHAPES = [(16, 16, 128, 4096), (16, 16, 128, 16384), (16, 16, 128, 65536), (32, 8, 128, 16384), (32, 8, 64, 16384),
+          (32, 8, 72, 16384), (32, 8, 112, 16384)]
 BACKENDS = [("flash", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION)]
 
 

@@ -181,7 +181,7 @@ Launch prepare_launch(const Problem& problem, int multiprocessors, AttentionPara
   Launch launch = find_prefill(params);
   if (launch.kernel != nullptr) {
     params.tensor_copies = make_tensor_maps(problem, launch, params) &&
-                           make_tensor_map(rows_of(problem.q), 0, launch.tile, false, params.q_map);
+                           make_tensor_map(rows_of(problem.q), 0, launch.tile, launch.whole_lines, params.q_map);
     if (!params.tensor_copies) launch = {};
   }
   if (launch.kernel == nullptr) {

@@ -106,8 +106,12 @@ struct ItemLimits {
 
 // Prefill: rows of an item, the queries of one head.
 inline constexpr int kPrefillRows = 128;
+// Columns of the kernel that serves a head dim: the rest of a row is zeros. 0: there is none.
+constexpr int prefill_columns(int dim) {
+  return dim <= 64 ? 64 : dim <= 80 ? 80 : dim <= 96 ? 96 : dim <= 128 ? 128 : 0;
+}
 // Floats of the waiting states of an item's rows, m and l included.
-constexpr int waiting_floats(int v_dim) { return kPrefillRows * (v_dim + 8); }
+constexpr int waiting_floats(int columns) { return kPrefillRows * (columns + 8); }
 
 // Most states that the last block of a group merges at once.
 inline constexpr int kMergeAtOnce = 32;

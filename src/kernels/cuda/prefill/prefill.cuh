@@ -37,17 +37,17 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) prefill_kernel(const __gri
   }
 }
 
-// The kernel for K and V of a kind and a head dim; null where there is none. Each kind is compiled in a file of its
-// own.
+// The kernel for K and V of a kind and at most `dim` columns; null where there is none. Each kind is compiled in a file
+// of its own.
 template <class Elements>
 Launch prefill_launch(int dim) {
   const auto launch = [](void (*kernel)(AttentionParams), int bytes) {
     Launch out{kernel, kPrefillThreads, static_cast<std::size_t>(bytes), "prefill", {}, kPrefillBox};
     out.takes_items = true;
-    out.whole_lines = Elements::kWidened;
+    out.whole_lines = true;
     return out;
   };
-  switch (dim) {
+  switch (prefill_columns(dim)) {
     case 64:
       return launch(prefill_kernel<Elements, 64>, PrefillLayout<Elements, 64>::kBytes);
     case 80:

@@ -115,9 +115,10 @@ class PrefillState {
                                      __shfl_xor_sync(~0u, give.z, 1), __shfl_xor_sync(~0u, give.w, 1));
       const float4 low = odd ? got : keep, high = odd ? keep : got;
       const int column = 8 * (j + (odd ? 1 : 0)) + lane % 4 / 2 * 4;
-      if (there[0])
+      const bool has_column = column < p.v.dim;
+      if (there[0] && has_column)
         store_result(p, item.item.node, to[0], column, m[0], l[0], make_float4(low.x, low.y, high.x, high.y));
-      if (there[1])
+      if (there[1] && has_column)
         store_result(p, item.item.node, to[1], column, m[1], l[1], make_float4(low.z, low.w, high.z, high.w));
     }
   }
