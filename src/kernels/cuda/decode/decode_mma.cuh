@@ -3,29 +3,21 @@
 // a time, and each keeps several such pieces of K and V on their way from memory. Up to 8 rows (query heads of a group,
 // queries), or 16, share what is read. At the end of a leaf the warps' states are merged, and merged on up the tree as
 // far as it is complete; the block's node goes where the last block of its group finds it.
-//
-// Logits are q K^T with the rows of q as rows of the product. The weights of that product lie in registers exactly as
-// the next one wants them: o^T += V^T w^T, so that 8 rows fill a tensor-core tile.
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/cuda/decode/half_queries.cuh"
 #include "kernels/cuda/decode/leaf_handover.cuh"
 #include "kernels/cuda/decode/leaf_merge.cuh"
+#include "kernels/cuda/decode/mma_warp.cuh"
 #include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/generic_node.cuh"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/piece_copy.cuh"
-#include "kernels/cuda/piece_scales.cuh"
-#include "kernels/cuda/weights.cuh"
 
 namespace treeattn::kernels::cuda {
 
 inline constexpr int kMmaThreads = 32 * kMmaWarps;
-inline constexpr int kMmaTile = 16;  // keys of a piece
 
 // Read once: the compiler would rather read it again than keep it, and that takes long.
 __device__ inline int lane_number() {
@@ -53,229 +45,6 @@ struct MmaLayout {
     const std::size_t afterwards = GenericScratch::floats(rows, Warp::kDim, Warp::kDim);
     return std::max(working, afterwards * sizeof(float));
   }
-};
-
-inline constexpr float kLog2E = 0x1.715476p+0f;
-
-// Products q . k of a piece become logits where there is a mask, a soft-cap or slopes. A thread has those of rows
-// lane / 4 (and that plus 8), keys lane % 4 * 2 and one more of every 8.
-template <int kHalves, int kEights>
-__device__ inline void special_logits(const AttentionParams& p, const WorkItem& item, int lane, float (&s)[kEights][4],
-                                      const Piece& piece, bool whole) {
-#pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
-    const int row = min(lane / 4 + half * 8, item.rows() - 1);
-    const int query = query_of(item, row);
-    int begin = piece.begin, end = piece.end;
-    if (!whole) {
-      const Range seen = visible(p, item.batch, query);
-      begin = max(begin, static_cast<int>(seen.begin));
-      end = min(end, static_cast<int>(seen.end));
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * kEights; ++i) {
-      float& logit = s[i / 2][half * 2 + i % 2];
-      const int token = piece.first + i / 2 * 8 + lane % 4 * 2 + i % 2;
-      logit = p.softcap > 0 ? tanhf(logit * (p.scale / p.softcap)) * (p.softcap * kLog2E) : logit * (p.scale * kLog2E);
-      if (p.alibi_slopes != nullptr) {
-        const std::int64_t distance = p.first_key + token - (p.first_query[item.batch] + query);
-        logit = __fmaf_rn(p.alibi_slopes[head_of(p, item, row)] * kLog2E, static_cast<float>(distance), logit);
-      }
-      if (token < begin || token >= end) logit = merge::kEmptyMax;
-    }
-  }
-}
-
-// Logits of one row of every thread become weights, times 2^shift; m and l move to the new maximum. Returns by what o
-// has to be multiplied.
-template <int kEights>
-__device__ inline float weigh_row(float (&s)[kEights][4], int half, float shift, float& m, float& l) {
-  float top = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
-#pragma unroll
-  for (int t = 1; t < kEights; ++t) top = fmaxf(top, fmaxf(s[t][2 * half], s[t][2 * half + 1]));
-  top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-  top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-  top = fmaxf(top, m);
-  const float reference = top == merge::kEmptyMax ? 0.0f : top - shift;
-  const float shrink = m == top || m == merge::kEmptyMax ? 1.0f : merge::state_weight(m, top);
-  float sum = 0.0f;
-#pragma unroll
-  for (int t = 0; t < kEights; ++t) {
-#pragma unroll
-    for (int j = 2 * half; j < 2 * half + 2; ++j) {
-      s[t][j] = exp2_fast(s[t][j] - reference);  // 0 for a hidden key
-      sum += s[t][j];
-    }
-  }
-  l = __fmaf_rn(l, shrink, sum);
-  m = sum != sum ? sum : top;  // keys of which none is a number are not no keys
-  return shrink;
-}
-
-// Rows of o^T lie in columns: multiplies each by the number that the threads of its logits have.
-template <int kSteps>
-__device__ inline void multiply_columns(float (&o)[kSteps][4], float of_row, int lane) {
-  const float of_even = __shfl_sync(~0u, of_row, lane % 4 * 8);
-  const float of_odd = __shfl_sync(~0u, of_row, lane % 4 * 8 + 4);
-#pragma unroll
-  for (int n = 0; n < kSteps; ++n) {
-    o[n][0] *= of_even;
-    o[n][1] *= of_odd;
-    o[n][2] *= of_even;
-    o[n][3] *= of_odd;
-  }
-}
-
-// States of no keys.
-template <int kHalves, int kSteps>
-__device__ inline void clear_rows(float (&m)[kHalves], float (&l)[kHalves], float (&o)[kHalves][kSteps][4]) {
-#pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
-    m[half] = merge::kEmptyMax;
-    l[half] = 0.0f;
-#pragma unroll
-    for (int n = 0; n < kSteps; ++n) o[half][n][0] = o[half][n][1] = o[half][n][2] = o[half][n][3] = 0.0f;
-  }
-}
-
-// Logits of a piece become weights, times 2^shift; m, l and o of the rows move to the new maximum.
-template <int kHalves, int kEights, int kSteps>
-__device__ inline void weigh_rows(float (&s)[kEights][4], float shift, float (&m)[kHalves], float (&l)[kHalves],
-                                  float (&o)[kHalves][kSteps][4], int lane) {
-  float shrink[kHalves];
-  bool moved = false;
-#pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
-    shrink[half] = weigh_row(s, half, shift, m[half], l[half]);
-    moved = moved || shrink[half] != 1.0f;
-  }
-  if (__any_sync(~0u, moved)) {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) multiply_columns(o[half], shrink[half], lane);
-  }
-}
-
-// Every thread has l of the keys of its row, not only of its own; l and o are taken out of units of 1 / unit.
-template <int kHalves, int kSteps>
-__device__ inline void settle_rows(float (&l)[kHalves], float (&o)[kHalves][kSteps][4], float unit) {
-#pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
-    l[half] += __shfl_xor_sync(~0u, l[half], 1);
-    l[half] += __shfl_xor_sync(~0u, l[half], 2);
-    l[half] *= unit;
-#pragma unroll
-    for (int i = 0; i < 4 * kSteps; ++i) o[half][i / 4][i % 4] *= unit;
-  }
-}
-
-// One warp's part of a leaf. kHalves: 1 for up to 8 rows, 2 for up to 16. A thread has the logits of rows lane / 4 (and
-// that plus 8), and of o^T the columns of rows lane % 4 * 2 and one more. T: bfloat16 or float16; for float32 see
-// decode_mma32.cuh.
-template <class T, int kColumns, int kHalves, class Query = SameQuery<T, kColumns / 16, kHalves>>
-class MmaWarp {
- public:
-  static constexpr int kDim = kColumns, kRows = 8 * kHalves, kHeads = 1, kTile = kMmaTile, kElementBytes = 2;
-  static constexpr const char* kName = "mma";
-  static constexpr bool kBoundByMemory = true;
-  static constexpr bool kHandsOver = kRows == 16 && kDim == 128;  // as four states at a time have no room
-  static constexpr bool kStartsAtOnce = true;                     // asks for keys before anything is read, if it can
-  static constexpr bool kQueriesAsTheyAre = Query::kAsItIs;       // loading them waits for nothing
-  static constexpr int kQueryBytes = 0;                           // of shared memory, where q is not in registers
-  using Copy = PieceCopy<2 * kDim, kMmaTile>;
-  using Scales = NoScales;
-  static constexpr int kSteps = kDim / 16;
-
-  __device__ MmaWarp(const AttentionParams& params, const WorkItem& work, int lane_number, std::uint32_t /*queries*/)
-      : p(params), item(work), lane(lane_number), log2_scale(params.scale * kLog2E) {
-    // Four matrices: keys 0 to 7 and columns 0 to 7, then the next columns, then the next keys.
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      places[step] = Copy::offset(lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2);
-    }
-  }
-
-  // Rows that the item does not have repeat its last: nobody reads what becomes of them.
-  __device__ void load_queries(int /*number*/) {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const int row = min(lane / 4 + half * 8, item.rows() - 1);
-      q.load(half, query_row(p, item.batch, query_of(item, row), head_of(p, item, row)), p.k.dim / 8, p.q_dtype, lane);
-    }
-    log2_scale *= q.unit;
-  }
-
-  __device__ void clear() { clear_rows(m, l, o); }
-
-  // Folds a piece that has arrived at `address` into the state. whole: every row sees all its keys.
-  __device__ void fold(const Piece& piece, std::uint32_t address, std::uint32_t /*scales*/, bool whole) {
-    float s[2][4] = {};
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      std::uint32_t b[4];
-      load_matrices(b, address + step / 4 * kPartBytes + places[step % 4]);
-      q.multiply(s[0], step, b[0], b[1]);
-      q.multiply(s[1], step, b[2], b[3]);
-    }
-    q.finish(s);
-    if (whole && p.softcap == 0 && p.alibi_slopes == nullptr) {
-#pragma unroll
-      for (int i = 0; i < 4 * kHalves; ++i) s[i / 2 % 2][i / 4 * 2 + i % 2] *= log2_scale;
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) s[i / 4][i % 4] *= q.unit;
-      special_logits<kHalves>(p, item, lane, s, piece, whole);
-    }
-    weigh_rows(s, kWeightShift<T>, m, l, o, lane);
-    add_values(s, address + Copy::kBytes);
-  }
-
-  // The leaf is done: m, l and o as LeafStates wants them.
-  __device__ void settle() { settle_rows(l, o, kWeightShift<T> == 0.0f ? 1.0f : 0x1p-14f); }
-  __device__ int column(int n) const { return n * 16 + lane / 4; }
-  static constexpr int kPairStep = 8;
-  __device__ static constexpr bool owns(int /*row*/, int /*column*/) { return true; }
-  float o[kHalves][kSteps][4];
-  float m[kHalves], l[kHalves];  // l: this thread's keys only
-
- private:
-  // o += weights * V. A weight is two numbers of T, so that rounding it costs 2^-16 and not 2^-9.
-  __device__ void add_values(const float (&s)[2][4], std::uint32_t v_address) {
-    std::uint32_t high[kHalves][2], low[kHalves][2];
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-      for (int t = 0; t < 2; ++t) {
-        const float a = s[t][2 * half], b = s[t][2 * half + 1];
-        high[half][t] = pack<T>(a, b);
-        const float2 rounded = unpack<T>(high[half][t]);
-        low[half][t] = pack<T>(a - rounded.x, b - rounded.y);
-      }
-    }
-    // Several columns at once: the second product of a column must not wait for the first.
-    constexpr int kBatch = kSteps % 4 == 0 ? 4 : 1;
-#pragma unroll
-    for (int n = 0; n < kSteps; n += kBatch) {
-      std::uint32_t v[kBatch][4];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i)
-        load_matrices_transposed(v[i], v_address + (n + i) / 4 * kPartBytes + places[(n + i) % 4]);
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) multiply_add<T>(o[half][n + i], v[i], high[half][0], high[half][1]);
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) multiply_add<T>(o[half][n + i], v[i], low[half][0], low[half][1]);
-      }
-    }
-  }
-
-  const AttentionParams& p;
-  const WorkItem& item;
-  const int lane;
-  float log2_scale;  // of a product of q
-  static constexpr int kPartBytes = kMmaTile * 128;
-  std::uint32_t places[4];  // where this lane's row of 8x8 matrices lies, for four steps of 16 columns
-  Query q;
 };
 
 // Limbs of a weight times infinity, or a hidden NaN times zero, are not what they stand for: once more, plainly, and
