@@ -2,16 +2,25 @@
 // Texts on ranks that are threads: stops, sampling, sessions, a rank lost while it speaks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/file.h"
 #include "byte_tokenizer.h"
+#include "comm/thread_transport.h"
+#include "comm/transport.h"
 #include "model/session.h"
 #include "model/session_file.h"
 #include "small_llama.h"
@@ -315,6 +324,26 @@ TEST(Session, AListenerCannotGenerate) {
   EXPECT_EQ(rank.session.generate({}, tokens_of(5)).tokens, plain.session.generate({}, tokens_of(5)).tokens);
 }
 
+// A save cuts off what is not finished, such as the piece of the prompt that the listener hears of.
+TEST(Session, AListenerCanSaveOnceThePromptIsDone) {
+  const SmallModel model;
+  const auto prompt = random_tokens(100, 301, 1);
+  const auto begun = tokens_of(5), rest = tokens_of(10);
+  SessionRank plain(model, self_communicator(), nullptr);
+  plain.session.generate(prompt, tokens_of(15));
+  const TemporaryDirectory directory;
+  SessionRank rank(model, self_communicator(), nullptr);
+  TextListener listener;
+  listener.prefill = [&](std::int64_t, std::int64_t) { EXPECT_THROW(rank.session.save(directory.path()), Error); };
+  listener.token = [&](const TokenChoice&) { rank.session.save(directory.path()); };
+  rank.session.generate(prompt, begun, listener);
+  rank.session.generate({}, rest);
+  EXPECT_EQ(rank.session.tokens(), plain.session.tokens());
+  Session loaded = Session::load(directory.path(), model.weights, self_communicator(), *rank.ops, rank.pool, nullptr);
+  loaded.generate({}, rest);
+  EXPECT_EQ(loaded.tokens(), plain.session.tokens());
+}
+
 // As if the call had not been made, also where one rank has no prompt at all.
 TEST(Session, PromptsThatDifferLeaveTheTextAsItWas) {
   const SmallModel model;
@@ -556,6 +585,144 @@ TEST(SessionLoss, WithoutRecoverItIsAnError) {
       },
       patience);
   EXPECT_EQ(named, 2);
+}
+
+// There is nothing to go on with, and nothing to cut off.
+TEST(SessionLoss, ABadFirstCallIsRefusedByThoseWhoAreLeft) {
+  const SmallModel model;
+  const auto prompt = random_tokens(20, 301, 7);
+  const auto want = generate_on(1, model, tokens_of(5), 20);
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    if (world->rank() == 1) return;
+    SessionRank rank(model, world, nullptr);
+    GenerateOptions options = tokens_of(5);
+    options.recover = true;
+    EXPECT_THROW(rank.session.generate({}, options), InvalidArgument);
+    EXPECT_EQ(rank.session.generate(prompt, options).tokens, want);
+  });
+}
+
+// By then some of what was lost is zeros.
+TEST(SessionLoss, ARecoveryThatAListenerBrokeOffIsFinishedLater) {
+  struct Enough {};
+  const SmallModel model;
+  SessionRank alone(model, self_communicator(), nullptr);
+  alone.session.generate(random_tokens(200, 301, 7), tokens_of(60));
+  const std::vector<std::int32_t> want = alone.session.tokens();
+  const auto is_part_of_it = [&](const std::vector<std::int32_t>& text) {
+    return text.size() > 210 && std::equal(text.begin(), text.end(), want.begin());
+  };
+  std::atomic<int> broken_off = 0;
+  for (const int ranks : {2, 3}) {
+    const TemporaryDirectory directory;
+    run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
+      SessionRank rank(model, world, nullptr);
+      GenerateOptions options = tokens_of(20);
+      options.recover = true;
+      TextListener listener;
+      listener.token = [&, said = 0](const TokenChoice&) mutable {
+        if (++said == 5 && world->rank() == 0) throw Gone();
+      };
+      listener.recovery = [&](std::int64_t, std::int64_t) {
+        EXPECT_THROW(rank.session.save(directory.path()), Error);
+        throw Enough();
+      };
+      try {
+        rank.session.generate(random_tokens(200, 301, 7), options, listener);
+      } catch (const Gone&) {
+        return;
+      } catch (const Enough&) {
+        ++broken_off;
+      }
+      rank.session.save(directory.path());
+      rank.session.generate({}, options);
+      EXPECT_TRUE(is_part_of_it(rank.session.tokens()));
+    });
+    Session saved =
+        Session::load(directory.path(), model.weights, self_communicator(), *alone.ops, alone.pool, nullptr);
+    saved.generate({}, tokens_of(20));
+    EXPECT_TRUE(is_part_of_it(saved.tokens()));
+  }
+  EXPECT_EQ(broken_off, 3);
+}
+
+// Its rank comes to an end when it would send a message after so many.
+class MortalTransport final : public comm::Transport {
+ public:
+  MortalTransport(std::shared_ptr<comm::Transport> inner, int messages)
+      : inner_(std::move(inner)), messages_left_(messages) {}
+
+  std::string_view name() const override { return inner_->name(); }
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  const std::vector<int>& nodes() const override { return inner_->nodes(); }
+  std::shared_ptr<comm::Operation> send(int to, int tag, std::span<const std::byte> data,
+                                        std::shared_ptr<const void> owner) override {
+    if (messages_left_-- == 0) throw Gone();
+    return inner_->send(to, tag, data, std::move(owner));
+  }
+  std::shared_ptr<comm::Operation> receive(int from, int tag, std::span<std::byte> data,
+                                           std::shared_ptr<const void> owner) override {
+    return inner_->receive(from, tag, data, std::move(owner));
+  }
+  bool test(comm::Operation& operation) override { return inner_->test(operation); }
+  void abandon(std::shared_ptr<comm::Operation> operation) override { inner_->abandon(std::move(operation)); }
+  void send_note(int to, std::vector<std::byte> note) override { inner_->send_note(to, std::move(note)); }
+  std::optional<std::vector<std::byte>> next_note() override { return inner_->next_note(); }
+  void pause(int idle) override { inner_->pause(idle); }
+  bool gone(int rank) const override { return inner_->gone(rank); }
+  void mark_broken() override { inner_->mark_broken(); }
+
+ private:
+  const std::shared_ptr<comm::Transport> inner_;
+  int messages_left_;
+};
+
+// Ranks 0 to 2 as threads, of which rank 1 sends so many messages.
+void run_with_mortal_rank(int messages, const std::function<void(std::shared_ptr<Communicator>)>& body) {
+  const auto hub = std::make_shared<comm::ThreadHub>("threads", std::vector<int>(3, 0), false);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto transport = comm::thread_transport(hub, rank);
+      if (rank == 1) transport = std::make_shared<MortalTransport>(std::move(transport), messages);
+      try {
+        body(std::make_shared<Communicator>(std::move(transport)));
+      } catch (const Gone&) {
+      }
+      hub->leave(rank);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Wherever it came in a step: of those who are left, one may have a token more than another, or none to go on with.
+TEST(SessionLoss, AfterTheErrorALaterCallMayRecover) {
+  const SmallModel model;
+  const auto prompt = random_tokens(20, 301, 7), second = random_tokens(10, 301, 8);
+  SessionRank alone(model, self_communicator(), nullptr);
+  alone.session.generate(prompt, tokens_of(60));
+  const std::vector<std::int32_t> want = alone.session.tokens();
+  for (const bool with_prompt : {false, true}) {
+    for (int messages = 20; messages < 40; ++messages) {
+      std::mutex mutex;
+      std::vector<std::vector<std::int32_t>> texts;
+      run_with_mortal_rank(messages, [&](const std::shared_ptr<Communicator>& world) {
+        SessionRank rank(model, world, nullptr);
+        if (world->rank() == 1) rank.session.generate(prompt, tokens_of(30));
+        EXPECT_THROW(rank.session.generate(prompt, tokens_of(30)), LostRanks);
+        GenerateOptions options = tokens_of(5);
+        options.recover = true;
+        const auto next = std::span(second).first(with_prompt ? second.size() : 0);
+        EXPECT_NO_THROW(EXPECT_EQ(rank.session.generate(next, options).stats.lost, std::vector<int>{1}));
+        const std::lock_guard lock(mutex);
+        texts.push_back(rank.session.tokens());
+      });
+      ASSERT_EQ(texts.size(), 2u) << messages;
+      EXPECT_EQ(texts[0], texts[1]) << messages;
+      EXPECT_TRUE(with_prompt || std::equal(texts[0].begin(), texts[0].end(), want.begin())) << messages;
+    }
+  }
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ struct Traffic {
 };
 
 // lower[i] = reduce(lower[i], higher[i]) for `count` elements. Called with the side of the lower ranks first; need not
-// commute.
+// commute. A rank where it throws is lost to the others.
 using ReduceFn = std::function<void(std::byte* lower, const std::byte* higher, std::size_t count)>;
 
 // A message under way. Movable; destroying it gives the message up but not its buffer, which lives until it is safe.

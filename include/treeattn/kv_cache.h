@@ -51,7 +51,7 @@ struct TokenRange {
   bool operator==(const TokenRange&) const = default;
 };
 
-// One that was moved from may be assigned to and destroyed, nothing else.
+// Not thread-safe. One that was moved from may be assigned to and destroyed, nothing else.
 class KvCache {
  public:
   static constexpr int kHost = -1;

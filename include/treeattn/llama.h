@@ -89,8 +89,9 @@ struct GenerateResult {
 // Tokens done of all there are.
 using TokenProgress = std::function<void(std::int64_t done, std::int64_t total)>;
 
-// What is called as a text grows. Any may be empty. A rank whose listener throws is lost to the others. A listener that
-// calls generate() of the same session gets an Error.
+// What is called as a text grows. Any may be empty. A rank whose listener throws is lost to the others, unless those of
+// all ranks throw at the same place: then the session can go on. A listener that calls generate() of the same session
+// gets an Error, and so does save() by prefill and recovery.
 struct TextListener {
   std::function<void(std::string_view)> text{};  // whole UTF-8 characters
   std::function<void(const TokenChoice&)> token{};
@@ -150,8 +151,8 @@ struct LlamaOptions {
   bool gather_kv = false;    // prefill: collect K and V of a layer first instead of passing them round
 };
 
-// A text that grows, on one rank of a group that makes the same calls. One that was moved from may be destroyed,
-// nothing else.
+// A text that grows, on one rank of a group that makes the same calls. Not thread-safe; different sessions may share a
+// model and a pool, from different threads too. One that was moved from may be destroyed, nothing else.
 class LlamaSession {
  public:
   LlamaSession(std::shared_ptr<const LlamaModel> model, std::shared_ptr<Communicator> communicator, ThreadPool& pool,
@@ -166,7 +167,8 @@ class LlamaSession {
   // Collective. Adds the prompt and what the model says to it. An empty prompt goes on where the text was left. Throws
   // InvalidArgument before any work, on every rank, where the call is refused on one or the ranks were given different
   // prompts or options (logprobs and interrupt may differ): the text stays as it was, and the ranks can go on. Throws
-  // LostRanks when a rank is lost and not recovered from.
+  // LostRanks when a rank is lost and not recovered from; the prompt then stays in the text, and a later call may
+  // recover.
   GenerateResult generate(std::string_view prompt, const GenerateOptions& options = {},
                           const TextListener& listener = {});
   GenerateResult generate(std::span<const std::int32_t> prompt, const GenerateOptions& options = {},

@@ -78,6 +78,8 @@ class Llama {
   // and computes again what they had. Text that not all survivors had finished is cut off: transcript() says where to
   // go on. Throws LostRanks on a rank that was given up itself.
   void recover(const TokenProgress& progress = {});
+  // Collective. Where `progress` of a recovery threw: computes what is still missing, before the cache is used again.
+  void finish_recovery(const TokenProgress& progress = {});
 
   // Collective. The cache and the transcripts in one directory that all ranks see, and with them `pending`: tokens that
   // were said already but are not in the cache. load: any number of ranks; the kv type and the order are those of the
@@ -121,6 +123,7 @@ class Llama {
   std::unique_ptr<CacheAttention> attention_;
   std::map<SequenceId, Transcript> transcripts_;
   std::vector<TokenRange> missing_;  // positions whose content was lost, of all ranks
+  bool recovering_ = false;          // not all ranks have computed it yet
   Activations act_;
   std::int64_t rows_ = 0;  // of act_, that forward() used last
   OpsArray logits_;

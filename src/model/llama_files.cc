@@ -68,6 +68,7 @@ void keep_draft_of_cache(const fs::path& directory) {
 }  // namespace
 
 void Llama::save(const fs::path& directory, std::span<const std::int32_t> pending) {
+  finish_recovery();
   for (const auto& [id, transcript] : transcripts_) drop_unfinished(id);
   const bool writes = communicator()->rank() == 0;
   // Two saves at once would leave one's tokens beside the other's cache.

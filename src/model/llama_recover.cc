@@ -65,6 +65,10 @@ void Llama::recover(const TokenProgress& progress) {
   }
 }
 
+void Llama::finish_recovery(const TokenProgress& progress) {
+  if (recovering_) compute_missing(progress);
+}
+
 // A rank may have been a step ahead: what counts is what all have finished.
 void Llama::agree_on_lengths() {
   std::map<SequenceId, Transcript> kept;
@@ -81,6 +85,7 @@ void Llama::agree_on_lengths() {
 }
 
 void Llama::compute_missing(const TokenProgress& progress) {
+  recovering_ = true;
   std::int64_t total = 0, done = 0;
   for (TokenRange& range : missing_) {
     const auto found = transcripts_.find(range.sequence);
@@ -106,6 +111,7 @@ void Llama::compute_missing(const TokenProgress& progress) {
   }
   // The group goes on together, or recovers together.
   communicator()->barrier();
+  recovering_ = false;
 }
 
 }  // namespace treeattn::model

@@ -128,12 +128,13 @@ GenerateResult Session::generate(std::span<const std::int32_t> prompt, const Gen
                                  const TextListener& listener, std::string refusal) {
   if (generating_) throw Error("generate called by a listener of the same session; accepted: calls after it returns");
   const Generating scope(generating_);
+  Call call{options, listener, StopScanner(options.stop), {}, 0, 0, Clock::now(), {}};
+  if (tokenizer_) call.stream.emplace(*tokenizer_);
+  while (!in_step_) without_loss(call, [] {});  // the call before ended on the way
   if (refusal.empty()) refusal = parallel::failure_of([&] { check(prompt, options); });
   if (!refusal.empty()) prompt = {};  // may be no memory at all
   const std::vector<parallel::Given> asked = given(prompt, options);
   ++calls_;
-  Call call{options, listener, StopScanner(options.stop), {}, 0, 0, Clock::now(), {}};
-  if (tokenizer_) call.stream.emplace(*tokenizer_);
   // Nothing is computed before all have passed this once, so ranks that were asked for different things can go back to
   // where they were.
   const auto require_same_call = [&, known = known_.size(), prompt_end = prompt_end_] {
@@ -159,18 +160,11 @@ GenerateResult Session::generate(std::span<const std::int32_t> prompt, const Gen
   stats.prompt_tokens = static_cast<std::int64_t>(prompt.size());
   const std::uint64_t sent = llama_->communicator()->traffic().bytes;
 
-  for (bool more = true, in_step = true, same_call = false; more;) {
-    try {
-      if (!in_step) get_in_step(call);
-      in_step = true;
+  for (bool more = true, same_call = false; more;) {
+    same_call = without_loss(call, [&] {
       if (!same_call) require_same_call();
-      same_call = true;
       more = next_token(call);
-    } catch (const LostRanks&) {
-      if (!options.recover) throw;
-      recover(call);
-      in_step = same_call = false;  // some may not have heard of all others
-    }
+    });
   }
   stats.bytes_sent = llama_->communicator()->traffic().bytes - (stats.lost.empty() ? sent : 0);
   if (call.stream && call.result.reason != StopReason::kStopString) {
@@ -179,6 +173,21 @@ GenerateResult Session::generate(std::span<const std::int32_t> prompt, const Gen
   }
   call.result.tokens.assign(known_.begin() + static_cast<std::ptrdiff_t>(call.begin), known_.end());
   return std::move(call.result);
+}
+
+// One step with all ranks at the same place; false: some were lost, and it has to be done again.
+template <class Step>
+bool Session::without_loss(Call& call, const Step& step) {
+  try {
+    if (!in_step_) get_in_step(call);
+    step();
+    return true;
+  } catch (const LostRanks&) {
+    in_step_ = false;  // some may not have heard of all others
+    if (!call.options.recover) throw;
+    recover(call);
+    return false;
+  }
 }
 
 // Brings all that is known into the cache; then logits_ are those of its last token. False where a rank was interrupted
@@ -250,6 +259,7 @@ void Session::recover(Call& call) {
 // goes through the layers once more, as some have lost its logits. Who is missing counts as lost by the number it had
 // first: every group has numbers of its own, and a recovery may have lost more than the error before it named.
 void Session::get_in_step(Call& call) {
+  llama_->finish_recovery(call.listener.recovery);
   struct Place {
     std::int64_t calls, known, number;
   };
@@ -263,8 +273,9 @@ void Session::get_in_step(Call& call) {
   std::ranges::set_difference(members_, left, std::back_inserter(call.result.stats.lost));
   members_ = std::move(left);
   known_.resize(static_cast<std::size_t>(known));
+  in_step_ = true;
   const Transcript& transcript = llama_->transcript(sequence_);
-  if (transcript.length() < known) return;
+  if (known == 0 || transcript.length() < known) return;
   const std::int64_t chunk = llama_->cache().config().order.chunk_tokens;
   const std::int64_t chunk0 = (known - 1) / chunk * chunk;
   const Block last = transcript.blocks(chunk0, known - chunk0, chunk).back();
@@ -273,6 +284,12 @@ void Session::get_in_step(Call& call) {
 
 void Session::save(const std::filesystem::path& directory) const {
   const auto cached = llama_->transcript(sequence_).tokens().size();
+  // Saving cuts off what is not finished: here the caller is about to go on with it.
+  if (generating_ && (!in_step_ || static_cast<std::int64_t>(cached) < prompt_end_)) {
+    throw Error(
+        "save called by a listener before the prompt is in the cache; accepted: calls by listeners of tokens and text, "
+        "or after generate returns");
+  }
   llama_->save(directory, std::span(known_).subspan(cached));
 }
 

@@ -43,6 +43,8 @@ class Session {
   std::vector<parallel::Given> given(std::span<const std::int32_t> prompt, const GenerateOptions& options) const;
   bool catch_up(const Call& call);
   bool next_token(Call& call);
+  template <class Step>
+  bool without_loss(Call& call, const Step& step);
   void recover(Call& call);
   void get_in_step(Call& call);
 
@@ -56,6 +58,7 @@ class Session {
   std::int64_t calls_ = 0;
   std::int64_t number_;       // of this rank in the group that the session began with
   std::vector<int> members_;  // the ranks that are left, as that group numbered them
+  bool in_step_ = true;       // false from a loss until those that are left have the same text
   bool generating_ = false;
 };
 
