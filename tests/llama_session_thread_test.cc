@@ -1,29 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texts on ranks that are threads: stops, sampling, sessions, a rank lost while it speaks.
+// Texts on ranks that are threads: stops, sampling, sessions.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <span>
 #include <string>
-#include <string_view>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "base/file.h"
 #include "byte_tokenizer.h"
-#include "comm/thread_transport.h"
-#include "comm/transport.h"
-#include "model/session.h"
 #include "model/session_file.h"
-#include "small_llama.h"
+#include "session_rank.h"
 #include "temporary_directory.h"
 #include "treeattn/error.h"
 
@@ -31,52 +21,12 @@ namespace treeattn::model {
 namespace {
 
 using testing_model::byte_tokenizer;
+using testing_model::generate_on;
 using testing_model::random_tokens;
+using testing_model::SessionRank;
 using testing_model::small_options;
 using testing_model::SmallModel;
-
-// What one rank needs.
-struct SessionRank {
-  SessionRank(const SmallModel& model, const std::shared_ptr<Communicator>& world, const Tokenizer* tokenizer)
-      : pool(1),
-        ops(kernels::cpu_model_ops(pool)),
-        session(std::make_unique<Llama>(model.weights, world, *ops, pool, small_options()), tokenizer) {}
-
-  ThreadPool pool;
-  std::unique_ptr<kernels::ModelOps> ops;
-  Session session;
-};
-
-SamplerOptions warm(std::uint64_t seed = 3) {
-  SamplerOptions options;
-  options.temperature = 0.8;
-  options.top_p = 0.95;
-  options.repetition_penalty = 1.1;
-  options.seed = seed;
-  return options;
-}
-
-GenerateOptions tokens_of(std::int64_t count) {
-  GenerateOptions options;
-  options.max_tokens = count;
-  options.sampler = warm();
-  return options;
-}
-
-std::vector<std::int32_t> generate_on(int ranks, const SmallModel& model, const GenerateOptions& options,
-                                      std::int64_t prompt) {
-  std::mutex mutex;
-  std::vector<std::int32_t> said;
-  run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
-    SessionRank rank(model, world, nullptr);
-    const auto result = rank.session.generate(random_tokens(prompt, 301, 7), options);
-    const std::lock_guard lock(mutex);
-    if (said.empty()) said = result.tokens;
-    EXPECT_EQ(said, result.tokens);
-    EXPECT_EQ(result.stats.token_seconds.size() + 1, result.tokens.size());
-  });
-  return said;
-}
+using testing_model::tokens_of;
 
 TEST(Session, SampledTextIsTheSameOnAnyNumberOfRanks) {
   const SmallModel model;
@@ -462,267 +412,6 @@ TEST(Session, CallsThatDifferAreNamedAndLeaveTheTextAsItWas) {
     Session other(std::make_unique<Llama>(model.weights, world, *rank.ops, rank.pool, options), nullptr);
     EXPECT_THROW(other.generate(prompt, usual), InvalidArgument);
   });
-}
-
-// The listener of one rank ends it by throwing: to the others it is gone.
-struct Gone {};
-
-TEST(SessionLoss, TheTextGoesOnUnchanged) {
-  const SmallModel model;
-  const auto first = generate_on(1, model, tokens_of(40), 200);
-  RankOptions patience;
-  patience.deadline = Seconds(20.0);
-  for (const int ranks : {2, 4}) {
-    for (const std::size_t last_words : {0u, 1u, 25u}) {
-      std::atomic<int> finished = 0;
-      run_ranks(
-          ranks,
-          [&](std::shared_ptr<Communicator> world) {
-            const bool mortal = world->rank() == ranks / 2;
-            SessionRank rank(model, world, nullptr);
-            GenerateOptions options = tokens_of(40);
-            options.recover = true;
-            std::size_t said = 0;
-            TextListener listener;
-            std::vector<std::int32_t> heard;
-            listener.prefill = [&](std::int64_t, std::int64_t) {
-              if (mortal && last_words == 0) throw Gone();
-            };
-            listener.token = [&](const TokenChoice& choice) {
-              heard.push_back(choice.token);
-              if (mortal && ++said == last_words) throw Gone();
-            };
-            try {
-              const GenerateResult result = rank.session.generate(random_tokens(200, 301, 7), options, listener);
-              EXPECT_EQ(result.tokens, first) << ranks << " ranks, after " << last_words;
-              EXPECT_EQ(heard, first);
-              EXPECT_EQ(result.stats.lost, std::vector<int>{ranks / 2});
-              // And a second prompt after that.
-              EXPECT_EQ(rank.session.generate(random_tokens(70, 301, 8), options).tokens.size(), 40u);
-              ++finished;
-            } catch (const Gone&) {
-            }
-          },
-          patience);
-      EXPECT_EQ(finished, ranks - 1);
-    }
-  }
-}
-
-// A group without a rank counts from 0 again; those who are lost from it are named as they were first.
-TEST(SessionLoss, LostRanksKeepTheirNumbers) {
-  const SmallModel model;
-  RankOptions patience;
-  patience.deadline = Seconds(20.0);
-  std::atomic<int> finished = 0;
-  run_ranks(
-      5,
-      [&](std::shared_ptr<Communicator> world) {
-        SessionRank rank(model, world, nullptr);
-        GenerateOptions options = tokens_of(20);
-        options.recover = true;
-        const auto end_at = [](std::size_t last_words) {
-          TextListener listener;
-          listener.token = [said = std::size_t{0}, last_words](const TokenChoice&) mutable {
-            if (++said == last_words) throw Gone();
-          };
-          return listener;
-        };
-        const auto me = static_cast<std::size_t>(world->rank());
-        constexpr std::size_t kNever = 1000, kFirst[] = {kNever, 3, kNever, 10, kNever};
-        try {
-          const auto first = rank.session.generate(random_tokens(70, 301, 7), options, end_at(kFirst[me]));
-          EXPECT_EQ(first.stats.lost, (std::vector<int>{1, 3}));
-          const auto second = rank.session.generate(random_tokens(70, 301, 8), options, end_at(me == 2 ? 5 : kNever));
-          EXPECT_EQ(second.stats.lost, std::vector<int>{2});
-          ++finished;
-        } catch (const Gone&) {
-        }
-      },
-      patience);
-  EXPECT_EQ(finished, 2);
-}
-
-TEST(SessionLoss, ARankMayGoBetweenTwoPrompts) {
-  const SmallModel model;
-  const auto first = random_tokens(100, 301, 7), second = random_tokens(70, 301, 8);
-  SessionRank alone(model, self_communicator(), nullptr);
-  alone.session.generate(first, tokens_of(10));
-  const std::vector<std::int32_t> want = alone.session.generate(second, tokens_of(20)).tokens;
-  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
-    SessionRank rank(model, world, nullptr);
-    rank.session.generate(first, tokens_of(10));
-    if (world->rank() == 1) return;
-    GenerateOptions options = tokens_of(20);
-    options.recover = true;
-    const GenerateResult result = rank.session.generate(second, options);
-    EXPECT_EQ(result.tokens, want);
-    EXPECT_EQ(result.stats.lost, std::vector<int>{1});
-  });
-}
-
-TEST(SessionLoss, WithoutRecoverItIsAnError) {
-  const SmallModel model;
-  RankOptions patience;
-  patience.deadline = Seconds(20.0);
-  std::atomic<int> named = 0;
-  run_ranks(
-      3,
-      [&](std::shared_ptr<Communicator> world) {
-        SessionRank rank(model, world, nullptr);
-        const bool mortal = world->rank() == 1;
-        TextListener listener;
-        listener.token = [&](const TokenChoice&) {
-          if (mortal) throw Gone();
-        };
-        try {
-          rank.session.generate(random_tokens(20, 301, 7), tokens_of(40), listener);
-          ADD_FAILURE() << "nobody was missed";
-        } catch (const LostRanks& error) {
-          named += error.ranks() == std::vector<int>{1};
-        } catch (const Gone&) {
-        }
-      },
-      patience);
-  EXPECT_EQ(named, 2);
-}
-
-// There is nothing to go on with, and nothing to cut off.
-TEST(SessionLoss, ABadFirstCallIsRefusedByThoseWhoAreLeft) {
-  const SmallModel model;
-  const auto prompt = random_tokens(20, 301, 7);
-  const auto want = generate_on(1, model, tokens_of(5), 20);
-  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
-    if (world->rank() == 1) return;
-    SessionRank rank(model, world, nullptr);
-    GenerateOptions options = tokens_of(5);
-    options.recover = true;
-    EXPECT_THROW(rank.session.generate({}, options), InvalidArgument);
-    EXPECT_EQ(rank.session.generate(prompt, options).tokens, want);
-  });
-}
-
-// By then some of what was lost is zeros.
-TEST(SessionLoss, ARecoveryThatAListenerBrokeOffIsFinishedLater) {
-  struct Enough {};
-  const SmallModel model;
-  SessionRank alone(model, self_communicator(), nullptr);
-  alone.session.generate(random_tokens(200, 301, 7), tokens_of(60));
-  const std::vector<std::int32_t> want = alone.session.tokens();
-  const auto is_part_of_it = [&](const std::vector<std::int32_t>& text) {
-    return text.size() > 210 && std::equal(text.begin(), text.end(), want.begin());
-  };
-  std::atomic<int> broken_off = 0;
-  for (const int ranks : {2, 3}) {
-    const TemporaryDirectory directory;
-    run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
-      SessionRank rank(model, world, nullptr);
-      GenerateOptions options = tokens_of(20);
-      options.recover = true;
-      TextListener listener;
-      listener.token = [&, said = 0](const TokenChoice&) mutable {
-        if (++said == 5 && world->rank() == 0) throw Gone();
-      };
-      listener.recovery = [&](std::int64_t, std::int64_t) {
-        EXPECT_THROW(rank.session.save(directory.path()), Error);
-        throw Enough();
-      };
-      try {
-        rank.session.generate(random_tokens(200, 301, 7), options, listener);
-      } catch (const Gone&) {
-        return;
-      } catch (const Enough&) {
-        ++broken_off;
-      }
-      rank.session.save(directory.path());
-      rank.session.generate({}, options);
-      EXPECT_TRUE(is_part_of_it(rank.session.tokens()));
-    });
-    Session saved =
-        Session::load(directory.path(), model.weights, self_communicator(), *alone.ops, alone.pool, nullptr);
-    saved.generate({}, tokens_of(20));
-    EXPECT_TRUE(is_part_of_it(saved.tokens()));
-  }
-  EXPECT_EQ(broken_off, 3);
-}
-
-// Its rank comes to an end when it would send a message after so many.
-class MortalTransport final : public comm::Transport {
- public:
-  MortalTransport(std::shared_ptr<comm::Transport> inner, int messages)
-      : inner_(std::move(inner)), messages_left_(messages) {}
-
-  std::string_view name() const override { return inner_->name(); }
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  const std::vector<int>& nodes() const override { return inner_->nodes(); }
-  std::shared_ptr<comm::Operation> send(int to, int tag, std::span<const std::byte> data,
-                                        std::shared_ptr<const void> owner) override {
-    if (messages_left_-- == 0) throw Gone();
-    return inner_->send(to, tag, data, std::move(owner));
-  }
-  std::shared_ptr<comm::Operation> receive(int from, int tag, std::span<std::byte> data,
-                                           std::shared_ptr<const void> owner) override {
-    return inner_->receive(from, tag, data, std::move(owner));
-  }
-  bool test(comm::Operation& operation) override { return inner_->test(operation); }
-  void abandon(std::shared_ptr<comm::Operation> operation) override { inner_->abandon(std::move(operation)); }
-  void send_note(int to, std::vector<std::byte> note) override { inner_->send_note(to, std::move(note)); }
-  std::optional<std::vector<std::byte>> next_note() override { return inner_->next_note(); }
-  void pause(int idle) override { inner_->pause(idle); }
-  bool gone(int rank) const override { return inner_->gone(rank); }
-  void mark_broken() override { inner_->mark_broken(); }
-
- private:
-  const std::shared_ptr<comm::Transport> inner_;
-  int messages_left_;
-};
-
-// Ranks 0 to 2 as threads, of which rank 1 sends so many messages.
-void run_with_mortal_rank(int messages, const std::function<void(std::shared_ptr<Communicator>)>& body) {
-  const auto hub = std::make_shared<comm::ThreadHub>("threads", std::vector<int>(3, 0), false);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 3; ++rank) {
-    threads.emplace_back([&, rank] {
-      auto transport = comm::thread_transport(hub, rank);
-      if (rank == 1) transport = std::make_shared<MortalTransport>(std::move(transport), messages);
-      try {
-        body(std::make_shared<Communicator>(std::move(transport)));
-      } catch (const Gone&) {
-      }
-      hub->leave(rank);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-// Wherever it came in a step: of those who are left, one may have a token more than another, or none to go on with.
-TEST(SessionLoss, AfterTheErrorALaterCallMayRecover) {
-  const SmallModel model;
-  const auto prompt = random_tokens(20, 301, 7), second = random_tokens(10, 301, 8);
-  SessionRank alone(model, self_communicator(), nullptr);
-  alone.session.generate(prompt, tokens_of(60));
-  const std::vector<std::int32_t> want = alone.session.tokens();
-  for (const bool with_prompt : {false, true}) {
-    for (int messages = 20; messages < 40; ++messages) {
-      std::mutex mutex;
-      std::vector<std::vector<std::int32_t>> texts;
-      run_with_mortal_rank(messages, [&](const std::shared_ptr<Communicator>& world) {
-        SessionRank rank(model, world, nullptr);
-        if (world->rank() == 1) rank.session.generate(prompt, tokens_of(30));
-        EXPECT_THROW(rank.session.generate(prompt, tokens_of(30)), LostRanks);
-        GenerateOptions options = tokens_of(5);
-        options.recover = true;
-        const auto next = std::span(second).first(with_prompt ? second.size() : 0);
-        EXPECT_NO_THROW(EXPECT_EQ(rank.session.generate(next, options).stats.lost, std::vector<int>{1}));
-        const std::lock_guard lock(mutex);
-        texts.push_back(rank.session.tokens());
-      });
-      ASSERT_EQ(texts.size(), 2u) << messages;
-      EXPECT_EQ(texts[0], texts[1]) << messages;
-      EXPECT_TRUE(with_prompt || std::equal(texts[0].begin(), texts[0].end(), want.begin())) << messages;
-    }
-  }
 }
 
 }  // namespace
