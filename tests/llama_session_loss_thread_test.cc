@@ -33,11 +33,30 @@ using testing_model::tokens_of;
 // The listener of one rank ends it by throwing: to the others it is gone.
 struct Gone {};
 
+// Says so many tokens before that.
+TextListener gone_after(int words) {
+  TextListener listener;
+  listener.token = [said = 0, words](const TokenChoice&) mutable {
+    if (++said == words) throw Gone();
+  };
+  return listener;
+}
+
+GenerateOptions recovering(std::int64_t tokens) {
+  GenerateOptions options = tokens_of(tokens);
+  options.recover = true;
+  return options;
+}
+
+RankOptions patient() {
+  RankOptions options;
+  options.deadline = Seconds(20.0);
+  return options;
+}
+
 TEST(SessionLoss, TheTextGoesOnUnchanged) {
   const SmallModel model;
   const auto first = generate_on(1, model, tokens_of(40), 200);
-  RankOptions patience;
-  patience.deadline = Seconds(20.0);
   for (const int ranks : {2, 4}) {
     for (const std::size_t last_words : {0u, 1u, 25u}) {
       std::atomic<int> finished = 0;
@@ -46,8 +65,7 @@ TEST(SessionLoss, TheTextGoesOnUnchanged) {
           [&](std::shared_ptr<Communicator> world) {
             const bool mortal = world->rank() == ranks / 2;
             SessionRank rank(model, world, nullptr);
-            GenerateOptions options = tokens_of(40);
-            options.recover = true;
+            const GenerateOptions options = recovering(40);
             std::size_t said = 0;
             TextListener listener;
             std::vector<std::int32_t> heard;
@@ -69,7 +87,7 @@ TEST(SessionLoss, TheTextGoesOnUnchanged) {
             } catch (const Gone&) {
             }
           },
-          patience);
+          patient());
       EXPECT_EQ(finished, ranks - 1);
     }
   }
@@ -78,34 +96,25 @@ TEST(SessionLoss, TheTextGoesOnUnchanged) {
 // A group without a rank counts from 0 again; those who are lost from it are named as they were first.
 TEST(SessionLoss, LostRanksKeepTheirNumbers) {
   const SmallModel model;
-  RankOptions patience;
-  patience.deadline = Seconds(20.0);
   std::atomic<int> finished = 0;
   run_ranks(
       5,
       [&](std::shared_ptr<Communicator> world) {
         SessionRank rank(model, world, nullptr);
-        GenerateOptions options = tokens_of(20);
-        options.recover = true;
-        const auto end_at = [](std::size_t last_words) {
-          TextListener listener;
-          listener.token = [said = std::size_t{0}, last_words](const TokenChoice&) mutable {
-            if (++said == last_words) throw Gone();
-          };
-          return listener;
-        };
-        const auto me = static_cast<std::size_t>(world->rank());
-        constexpr std::size_t kNever = 1000, kFirst[] = {kNever, 3, kNever, 10, kNever};
+        const GenerateOptions options = recovering(20);
+        const int me = world->rank();
+        constexpr int kNever = 1000, kFirst[] = {kNever, 3, kNever, 10, kNever};
         try {
-          const auto first = rank.session.generate(random_tokens(70, 301, 7), options, end_at(kFirst[me]));
+          const auto first = rank.session.generate(random_tokens(70, 301, 7), options, gone_after(kFirst[me]));
           EXPECT_EQ(first.stats.lost, (std::vector<int>{1, 3}));
-          const auto second = rank.session.generate(random_tokens(70, 301, 8), options, end_at(me == 2 ? 5 : kNever));
+          const auto second =
+              rank.session.generate(random_tokens(70, 301, 8), options, gone_after(me == 2 ? 5 : kNever));
           EXPECT_EQ(second.stats.lost, std::vector<int>{2});
           ++finished;
         } catch (const Gone&) {
         }
       },
-      patience);
+      patient());
   EXPECT_EQ(finished, 2);
 }
 
@@ -119,8 +128,7 @@ TEST(SessionLoss, ARankMayGoBetweenTwoPrompts) {
     SessionRank rank(model, world, nullptr);
     rank.session.generate(first, tokens_of(10));
     if (world->rank() == 1) return;
-    GenerateOptions options = tokens_of(20);
-    options.recover = true;
+    const GenerateOptions options = recovering(20);
     const GenerateResult result = rank.session.generate(second, options);
     EXPECT_EQ(result.tokens, want);
     EXPECT_EQ(result.stats.lost, std::vector<int>{1});
@@ -129,18 +137,12 @@ TEST(SessionLoss, ARankMayGoBetweenTwoPrompts) {
 
 TEST(SessionLoss, WithoutRecoverItIsAnError) {
   const SmallModel model;
-  RankOptions patience;
-  patience.deadline = Seconds(20.0);
   std::atomic<int> named = 0;
   run_ranks(
       3,
       [&](std::shared_ptr<Communicator> world) {
         SessionRank rank(model, world, nullptr);
-        const bool mortal = world->rank() == 1;
-        TextListener listener;
-        listener.token = [&](const TokenChoice&) {
-          if (mortal) throw Gone();
-        };
+        const TextListener listener = world->rank() == 1 ? gone_after(1) : TextListener();
         try {
           rank.session.generate(random_tokens(20, 301, 7), tokens_of(40), listener);
           ADD_FAILURE() << "nobody was missed";
@@ -149,7 +151,7 @@ TEST(SessionLoss, WithoutRecoverItIsAnError) {
         } catch (const Gone&) {
         }
       },
-      patience);
+      patient());
   EXPECT_EQ(named, 2);
 }
 
@@ -161,8 +163,7 @@ TEST(SessionLoss, ABadFirstCallIsRefusedByThoseWhoAreLeft) {
   run_ranks(3, [&](std::shared_ptr<Communicator> world) {
     if (world->rank() == 1) return;
     SessionRank rank(model, world, nullptr);
-    GenerateOptions options = tokens_of(5);
-    options.recover = true;
+    const GenerateOptions options = recovering(5);
     EXPECT_THROW(rank.session.generate({}, options), InvalidArgument);
     EXPECT_EQ(rank.session.generate(prompt, options).tokens, want);
   });
@@ -183,12 +184,8 @@ TEST(SessionLoss, ARecoveryThatAListenerBrokeOffIsFinishedLater) {
     const TemporaryDirectory directory;
     run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
       SessionRank rank(model, world, nullptr);
-      GenerateOptions options = tokens_of(20);
-      options.recover = true;
-      TextListener listener;
-      listener.token = [&, said = 0](const TokenChoice&) mutable {
-        if (++said == 5 && world->rank() == 0) throw Gone();
-      };
+      const GenerateOptions options = recovering(20);
+      TextListener listener = world->rank() == 0 ? gone_after(5) : TextListener();
       listener.recovery = [&](std::int64_t, std::int64_t) {
         EXPECT_THROW(rank.session.save(directory.path()), Error);
         throw Enough();
@@ -277,8 +274,7 @@ TEST(SessionLoss, AfterTheErrorALaterCallMayRecover) {
         SessionRank rank(model, world, nullptr);
         if (world->rank() == 1) rank.session.generate(prompt, tokens_of(30));
         EXPECT_THROW(rank.session.generate(prompt, tokens_of(30)), LostRanks);
-        GenerateOptions options = tokens_of(5);
-        options.recover = true;
+        const GenerateOptions options = recovering(5);
         const auto next = std::span(second).first(with_prompt ? second.size() : 0);
         EXPECT_NO_THROW(EXPECT_EQ(rank.session.generate(next, options).stats.lost, std::vector<int>{1}));
         const std::lock_guard lock(mutex);
