@@ -38,7 +38,7 @@ class PromptWriter {
     tokens.push_back(begin_text_);
   }
 
-  void message(const std::string& role, const std::string& content) {
+  void message(const std::string& role, std::string_view content) {
     header(role);
     // In one piece: the tokens of the line breaks depend on what follows them.
     plain(std::string(kAfterHeader).append(content));
@@ -94,7 +94,7 @@ std::vector<std::int32_t> chat_tokens(const Tokenizer& tokenizer, std::span<cons
     writer.message("system", dated(date, told ? trim(messages.front().content) : std::string_view()));
     if (told) messages = messages.subspan(1);
   }
-  for (const ChatMessage& message : messages) writer.message(message.role, std::string(trim(message.content)));
+  for (const ChatMessage& message : messages) writer.message(message.role, trim(message.content));
   if (begin_answer) writer.begin_message("assistant");
   return std::move(writer.tokens);
 }

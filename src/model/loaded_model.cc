@@ -22,11 +22,11 @@ namespace treeattn::model {
 namespace {
 
 // A bias or a layer that config.json does not speak of would be left out, and the text be another model's.
-void require_no_other_tensors(const Checkpoint& checkpoint, const LlamaConfig& config,
+void require_no_other_tensors(const std::vector<std::string>& names, const LlamaConfig& config,
                               const std::filesystem::path& directory) {
   std::set<std::string> known;
   for (const NamedShape& tensor : tensor_list(config)) known.insert(tensor.name);
-  for (const std::string& name : checkpoint.names()) {
+  for (const std::string& name : names) {
     // Beside the model there may be heads for other purposes; older files keep the frequencies of RoPE.
     if (!name.starts_with("model.") || name.ends_with("rotary_emb.inv_freq") || known.contains(name)) continue;
     base::throw_bad_file(directory,
@@ -36,10 +36,9 @@ void require_no_other_tensors(const Checkpoint& checkpoint, const LlamaConfig& c
 
 // Where logits are said to come from the embedding, and there is another matrix for them, programs differ in which one
 // they take.
-void require_no_other_head(const Checkpoint& checkpoint, const LlamaConfig& config,
-                           const std::filesystem::path& directory) {
+void require_no_other_head(const Checkpoint& checkpoint, const std::vector<std::string>& names,
+                           const LlamaConfig& config, const std::filesystem::path& directory) {
   const std::string head = "lm_head.weight", table = "model.embed_tokens.weight";
-  const std::vector<std::string> names = checkpoint.names();
   if (!config.tied_embeddings || std::find(names.begin(), names.end(), head) == names.end()) return;
   const std::vector<std::int64_t> shape = {config.vocab, config.hidden};
   const Tensor one = checkpoint.tensor(table, shape), other = checkpoint.tensor(head, shape);
@@ -58,8 +57,9 @@ void require_no_other_head(const Checkpoint& checkpoint, const LlamaConfig& conf
 std::shared_ptr<const Checkpoint> ModelDescription::open() const {
   if (directory.empty()) return random_checkpoint(config, seed);
   std::shared_ptr<const Checkpoint> checkpoint = open_checkpoint(directory);
-  require_no_other_tensors(*checkpoint, config, directory);
-  require_no_other_head(*checkpoint, config, directory);
+  const std::vector<std::string> names = checkpoint->names();
+  require_no_other_tensors(names, config, directory);
+  require_no_other_head(*checkpoint, names, config, directory);
   return checkpoint;
 }
 
