@@ -17,8 +17,7 @@ __global__ void __launch_bounds__(kThreads) generic_kernel(const __grid_constant
   const GenericScratch scratch(memory, rows, p.k.dim);
   generic_node(p, item, scratch);
   const int floats = rows * row_state_floats(p.v.dim);
-  float* to = p.item_states +
-              (item.group_slot + item.place) * (static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(p.v.dim));
+  float* to = states_of_item(p, item);
   for (int i = threadIdx.x; i < floats; i += blockDim.x) to[i] = scratch.stack[i];
   __syncthreads();
   finish_item(p, item);

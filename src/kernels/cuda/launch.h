@@ -54,16 +54,23 @@ Launch find_prefill_fp8(int dim);
 // Adds what computes bad rows again. levels: of the largest node.
 void add_redo(const AttentionParams& params, int levels, Launch& launch);
 
-// find(head dim as a constant) for the smallest of the head dims that the tensor-core decode kernels are made for that
-// holds `dim` columns: the rest of a row is zeros.
+// find(columns of the decode kernels that serve a head dim, as a constant).
 template <class Find>
 Launch for_head_dim(int dim, const Find& find) {
-  if (dim <= 64) return find(std::integral_constant<int, 64>());
-  if (dim <= 80) return find(std::integral_constant<int, 80>());
-  if (dim <= 96) return find(std::integral_constant<int, 96>());
-  if (dim <= 128) return find(std::integral_constant<int, 128>());
-  if (dim <= 256) return find(std::integral_constant<int, 256>());
-  return {};
+  switch (kernel_columns(dim)) {
+    case 64:
+      return find(std::integral_constant<int, 64>());
+    case 80:
+      return find(std::integral_constant<int, 80>());
+    case 96:
+      return find(std::integral_constant<int, 96>());
+    case 128:
+      return find(std::integral_constant<int, 128>());
+    case 256:
+      return find(std::integral_constant<int, 256>());
+    default:
+      return {};
+  }
 }
 
 // Parts of find_decode_mma. most_bytes: of shared memory, to choose by; what is found may need more.

@@ -259,6 +259,12 @@ __device__ inline std::int64_t state_stride(const AttentionParams& p) {
   return static_cast<std::int64_t>(p.rows_per_item) * row_state_floats(p.v.dim);
 }
 
+// Where the block of an item puts them.
+__device__ inline float* states_of_item(const AttentionParams& p, const WorkItem& item) {
+  const std::int64_t slot = item.group_slot + item.place;
+  return p.item_states + slot * state_stride(p);
+}
+
 // The end of an item in a group of more than kMergeAtOnce: the last block of every run of so many makes their states
 // one, and so on. A run is counted where its first item would be, one further at every level. By value: an item whose
 // address is taken is not in registers.

@@ -126,6 +126,16 @@ __device__ inline float2 unpack<__half>(std::uint32_t pair) {
   return __half22float2(*reinterpret_cast<const __half2*>(&pair));
 }
 
+// The upper limbs of two floats, as a pair of T; a and b become what is left of them.
+template <class T>
+__device__ inline std::uint32_t take_limbs(float& a, float& b) {
+  const std::uint32_t limbs = pack<T>(a, b);
+  const float2 taken = unpack<T>(limbs);
+  a -= taken.x;
+  b -= taken.y;
+  return limbs;
+}
+
 // The largest of 16, 8, 4 and 2 that divides.
 constexpr int load_bytes(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 2; }
 

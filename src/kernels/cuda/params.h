@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "treeattn/dtype.h"
 #include "treeattn/order.h"
@@ -104,12 +105,17 @@ struct ItemLimits {
   int kv_heads = 1;  // neighbours, with all of their query heads
 };
 
+// Columns of the tensor-core kernels that serve a head dim, the smallest that hold it: the rest of a row is zeros.
+// 0: there are none.
+constexpr int kernel_columns(int dim) {
+  for (const int columns : {64, 80, 96, 128, 256}) {
+    if (dim <= columns) return columns;
+  }
+  return 0;
+}
+
 // Prefill: rows of an item, the queries of one head.
 inline constexpr int kPrefillRows = 128;
-// Columns of the kernel that serves a head dim: the rest of a row is zeros. 0: there is none.
-constexpr int prefill_columns(int dim) {
-  return dim <= 64 ? 64 : dim <= 80 ? 80 : dim <= 96 ? 96 : dim <= 128 ? 128 : 0;
-}
 // Floats of the waiting states of an item's rows, m and l included.
 constexpr int waiting_floats(int columns) { return kPrefillRows * (columns + 8); }
 

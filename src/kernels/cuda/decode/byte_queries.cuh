@@ -37,11 +37,9 @@ struct HalfQuery {
       const float four[4] = {loaded.x * factor, loaded.y * factor, loaded.z * factor, loaded.w * factor};
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        const float a = four[Bytes::byte_of(pair, 0)], b = four[Bytes::byte_of(pair, 1)];
-        const std::uint32_t high = pack<__half>(a, b);
-        const float2 rounded = unpack<__half>(high);
-        q[step][2 * pair + half] = high;
-        if (kHalves == 1) q[step][2 * pair + 1] = pack<__half>(a - rounded.x, b - rounded.y);
+        float a = four[Bytes::byte_of(pair, 0)], b = four[Bytes::byte_of(pair, 1)];
+        q[step][2 * pair + half] = take_limbs<__half>(a, b);
+        if (kHalves == 1) q[step][2 * pair + 1] = pack<__half>(a, b);
       }
     }
   }

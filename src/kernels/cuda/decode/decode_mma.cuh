@@ -214,8 +214,7 @@ __global__ void __launch_bounds__(kMmaThreads, kBlocks) decode_mma_kernel(const 
     }
   }
   wait_for_earlier();  // where there were no keys
-  const std::int64_t slot = item.group_slot + item.place;
-  float* to = p.item_states + slot * state_stride(p);
+  float* to = states_of_item(p, item);
   const bool finite = merger.store_root(warp, to, p.v.dim);
   if (__syncthreads_or(!finite)) {
     redo_item(p, to, reinterpret_cast<float*>(memory));

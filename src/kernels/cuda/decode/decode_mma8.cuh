@@ -254,10 +254,9 @@ class Mma8Warp {
       for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float a = s[t + i][2 * half], b = s[t + i][2 * half + 1];
-          high[half][i] = pack<__half>(a, b);
-          const float2 rounded = unpack<__half>(high[half][i]);
-          low[half][i] = pack<__half>(a - rounded.x, b - rounded.y);
+          float a = s[t + i][2 * half], b = s[t + i][2 * half + 1];
+          high[half][i] = take_limbs<__half>(a, b);
+          low[half][i] = pack<__half>(a, b);
         }
       }
 #pragma unroll

@@ -67,12 +67,7 @@ struct LimbQuery {
       float2 pair = two_elements(i);
       pair = make_float2(pair.x * factor, pair.y * factor);
 #pragma unroll
-      for (int limb = 0; limb < 3; ++limb) {
-        const std::uint32_t rounded = pack<T>(pair.x, pair.y);
-        const float2 taken = unpack<T>(rounded);
-        pair = make_float2(pair.x - taken.x, pair.y - taken.y);
-        q[i / 2][i % 2][limb] = rounded;
-      }
+      for (int limb = 0; limb < 3; ++limb) q[i / 2][i % 2][limb] = take_limbs<T>(pair.x, pair.y);
     }
   }
   __device__ void multiply(float (&s)[4], int step, std::uint32_t b0, std::uint32_t b1) const {

@@ -86,7 +86,7 @@ class LeafHandover {
   }
 
  private:
-  static constexpr int kLevels = 8;   // most, so that what follows is aligned
+  static constexpr int kLevels = LeafStates<Warp>::kMostLevels;
   static constexpr int kBuffers = 2;  // for what warp 1 hands over, and for what warps 3 and then 2 do
   enum Barrier : int { kTaken = 0, kGiven = 1, kBarriers = 6 };  // kTaken + buffer; kGiven + warp, from 1 on
 

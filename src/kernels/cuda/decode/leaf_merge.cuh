@@ -80,7 +80,7 @@ class LeafMerge {
 
  private:
   using Units = StateUnits<Warp>;
-  static constexpr int kLevels = 8;  // most, so that what follows is aligned
+  static constexpr int kLevels = LeafStates<Warp>::kMostLevels;
 
   __device__ static StatePart load(const float* state, int row, int column) {
     return StatePart::load(state + row * kPitch, kDim, column);

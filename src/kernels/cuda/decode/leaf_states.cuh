@@ -14,6 +14,7 @@ class LeafStates {
  public:
   static constexpr int kDim = Warp::kDim, kHalves = Warp::kRows / 8;
   static constexpr int kPitch = row_state_floats(kDim);  // columns of different rows lie in different banks
+  static constexpr int kMostLevels = 8;                  // whose states wait
 
   __device__ LeafStates(int rows, int lane) : rows_(rows), lane_(lane) {}
 

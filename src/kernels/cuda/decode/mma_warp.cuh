@@ -91,10 +91,9 @@ class MmaWarp {
     for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        const float a = s[t][2 * half], b = s[t][2 * half + 1];
-        high[half][t] = pack<T>(a, b);
-        const float2 rounded = unpack<T>(high[half][t]);
-        low[half][t] = pack<T>(a - rounded.x, b - rounded.y);
+        float a = s[t][2 * half], b = s[t][2 * half + 1];
+        high[half][t] = take_limbs<T>(a, b);
+        low[half][t] = pack<T>(a, b);
       }
     }
     // Several columns at once: the second product of a column must not wait for the first.

@@ -47,7 +47,7 @@ Launch prefill_launch(int dim) {
     out.whole_lines = true;
     return out;
   };
-  switch (prefill_columns(dim)) {
+  switch (kernel_columns(dim)) {
     case 64:
       return launch(prefill_kernel<Elements, 64>, PrefillLayout<Elements, 64>::kBytes);
     case 80:

@@ -72,7 +72,7 @@ Work split_prefill(const Problem& problem, int slots) {
   put_in_order(work.items, blocks);
   // A state waits for the next at every level of the node, and no more wait than there are leaves with keys.
   work.waiting_levels = static_cast<int>(std::min<std::int64_t>(work.waiting_levels, most_chunks));
-  const int columns = prefill_columns(static_cast<int>(std::max(problem.k.head_dim, problem.v.head_dim)));
+  const int columns = kernel_columns(static_cast<int>(std::max(problem.k.head_dim, problem.v.head_dim)));
   const auto state_bytes = static_cast<std::size_t>(waiting_floats(columns)) * sizeof(float);
   work.bad_rows_bytes = work.items.size() * (kPrefillRows / 8) * sizeof(unsigned);  // a multiple of 64
   work.workspace_bytes = work.bad_rows_bytes + blocks * static_cast<std::size_t>(work.waiting_levels) * state_bytes;
