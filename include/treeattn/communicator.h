@@ -114,6 +114,8 @@ class Communicator {
   void barrier(std::optional<Seconds> deadline = {});
   // For schedules that are not one of these: counts a round.
   void count_step();
+  // For what goes to another rank by another way than these: counts a message.
+  void count_sent(int to, std::size_t bytes);
 
   // Collective. Ranks of equal color form a group, ordered by key, then by rank; a negative color joins none (null).
   std::shared_ptr<Communicator> split(int color, int key);
@@ -170,10 +172,13 @@ struct TcpPlace {
 };
 
 // All of them, as the environment says: RANK, WORLD_SIZE, MASTER_ADDR (127.0.0.1 unless set) and MASTER_PORT, which
-// launchers such as torchrun set. Every two ranks get a connection; nothing is encrypted or checked, so use it in a
-// network you trust. Collective: waits for all ranks, as long as the deadline. Throws Unavailable when they do not come
-// or the environment says nothing, InvalidArgument when it says what cannot be.
+// launchers such as torchrun set; where torchrun itself listens at that port (TORCHELASTIC_USE_AGENT_STORE), rank 0 does
+// at the next one. Every two ranks get a connection; nothing is encrypted or checked, so use it in a network you trust.
+// Collective: waits for all ranks, as long as the deadline. Throws Unavailable when they do not come or the environment
+// says nothing, InvalidArgument when it says what cannot be.
 std::shared_ptr<Communicator> tcp_communicator(RankOptions options = {});
 std::shared_ptr<Communicator> tcp_communicator(const TcpPlace& place, RankOptions options = {});
+// Whether the environment says so: RANK, WORLD_SIZE and MASTER_PORT are set.
+bool launched_by_tcp();
 
 }  // namespace treeattn

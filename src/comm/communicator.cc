@@ -107,13 +107,17 @@ Request Communicator::Impl::send(Channel channel, int to, std::span<const std::b
   request.operation_ = transport().send(peer, 2 * context + static_cast<int>(channel), data, std::move(owner));
   request.operation_->transport = endpoint->transport();
   request.operation_->peer = peer;
-  if (to == rank) return request;  // not on the wire
+  count_sent(to, data.size());
+  return request;
+}
+
+void Communicator::Impl::count_sent(int to, std::size_t bytes) {
+  if (to == rank) return;  // not on the wire
   const bool remote = nodes[static_cast<std::size_t>(to)] != nodes[static_cast<std::size_t>(rank)];
   traffic.messages += 1;
-  traffic.bytes += data.size();
+  traffic.bytes += bytes;
   traffic.remote_messages += remote ? 1 : 0;
-  traffic.remote_bytes += remote ? data.size() : 0;
-  return request;
+  traffic.remote_bytes += remote ? bytes : 0;
 }
 
 Request Communicator::Impl::receive(Channel channel, int from, std::span<std::byte> data,
@@ -232,6 +236,10 @@ void Communicator::set_deadline(Seconds deadline) { impl_->deadline = checked(de
 const Traffic& Communicator::traffic() const { return impl_->traffic; }
 void Communicator::reset_traffic(const Traffic& to) { impl_->traffic = to; }
 void Communicator::count_step() { impl_->traffic.steps += 1; }
+void Communicator::count_sent(int to, std::size_t bytes) {
+  impl_->check_rank(to, "to");
+  impl_->count_sent(to, bytes);
+}
 
 const std::vector<int>& Communicator::lost() const {
   impl_->find_lost();

@@ -53,6 +53,7 @@ struct Communicator::Impl {
   // Throws LostRanks if the family is broken, or breaks.
   comm::Call begin(std::string_view name, std::optional<Seconds> deadline);
   Request send(comm::Channel channel, int to, std::span<const std::byte> data, std::shared_ptr<const void> owner);
+  void count_sent(int to, std::size_t bytes);
   Request receive(comm::Channel channel, int from, std::span<std::byte> data, std::shared_ptr<const void> owner);
   // Until all are done.
   void finish(std::span<Request> requests, const comm::Call& call);

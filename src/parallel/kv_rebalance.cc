@@ -277,6 +277,8 @@ std::vector<TokenRange> KvStore::adopt(std::shared_ptr<Communicator> survivors, 
   // The numbering of the ranks changes with the shares: from here on the old communicator is of no use.
   communicator_ = std::move(survivors);
   same_on_ranks_ = false;
+  page_window_.reset();
+  asked_for_window_ = false;
   cut_to_common(*communicator_);
   return redistribute(*communicator_, std::move(shares), false);
 }

@@ -60,7 +60,8 @@ KvRing::KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequ
       sequences_(sequences.begin(), sequences.end()),
       place_(comm_),
       // What threads send may lie on a GPU (comm/far_memory.h); one rank alone sends nothing.
-      reached_(store.device() == nullptr || comm_.transport() == "threads" || comm_.transport() == "self") {
+      to_processes_(comm_.transport() != "threads" && comm_.transport() != "self"),
+      reached_(store.device() == nullptr || !to_processes_) {
   store.pool().backend().finish();  // what others are about to read, and what still reads the workspace
   for (const SequenceId id : sequences_) lengths_.push_back(store.length(id));
   own_ = pieces_of(comm_.rank());
@@ -197,13 +198,8 @@ void KvRing::pass_round(const Body& body) {
   parallel::pass_round(comm_, place_, pieces, load);
 }
 
-void KvRing::collect(const Body& body) {
-  std::vector<RingPiece> all = own_;
-  all.insert(all.end(), incoming_.begin(), incoming_.end());
-  std::size_t pages = 0;
-  for (const RingPiece& piece : all) pages += piece.pages.size();
-  const auto memory = make_memory(pages);
-
+// Own pages copied, the others' by messages round the ring.
+void KvRing::pass_pages(std::span<const RingPiece> all, const std::shared_ptr<PageMemory>& memory) {
   std::vector<std::vector<Request>> receives(all.size());
   std::vector<Request> sends;
   const auto keep = [&](std::vector<Request> requests) {
@@ -229,6 +225,38 @@ void KvRing::collect(const Body& body) {
     if (all[i].rank != place_.right()) keep(send(all[i], memory, first_page[i]));
   }
   comm_.wait_all(sends);
+}
+
+// The same, by way of a window.
+void KvRing::take_pages(PageWindow& window, std::span<const RingPiece> all, const PageMemory& memory) {
+  const TokenBytes bytes = token_bytes(store_.config());
+  std::vector<PageWindow::Pages> pages(static_cast<std::size_t>(comm_.size()));
+  std::size_t next = 0;
+  for (const RingPiece& piece : all) {
+    if (piece.rank == comm_.rank()) copy_own(piece, memory, next);
+    PageWindow::Pages& of_rank = pages[static_cast<std::size_t>(piece.rank)];
+    for (const RingPiece::Page& page : piece.pages) {
+      const auto spans = spans_of(memory.page(next++, page.tokens), bytes);
+      of_rank.insert(of_rank.end(), spans.begin(), spans.end());
+    }
+  }
+  window.exchange(comm_, pages);
+}
+
+void KvRing::collect(const Body& body) {
+  // All ranks ask, also those whose memory messages reach: another one's may be on a GPU.
+  PageWindow* const window = to_processes_ ? store_.page_window() : nullptr;
+  reached_ = reached_ || window != nullptr;
+  std::vector<RingPiece> all = own_;
+  all.insert(all.end(), incoming_.begin(), incoming_.end());
+  std::size_t pages = 0;
+  for (const RingPiece& piece : all) pages += piece.pages.size();
+  const auto memory = make_memory(pages);
+  if (window != nullptr) {
+    take_pages(*window, all, *memory);
+  } else {
+    pass_pages(all, memory);
+  }
   for (int step = 1; step < comm_.size(); ++step) comm_.count_step();
   work(all, {{plan::log2_exact(store_.config().order.branches), 0}}, *memory, 0, body);
 }

@@ -55,6 +55,8 @@ class KvRing {
   std::vector<Request> send_own(const RingPiece& piece);
   std::shared_ptr<PageMemory> make_memory(std::size_t pages) const;
   void copy_own(const RingPiece& piece, const PageMemory& memory, std::size_t first_page) const;
+  void pass_pages(std::span<const RingPiece> all, const std::shared_ptr<PageMemory>& memory);
+  void take_pages(PageWindow& window, std::span<const RingPiece> all, const PageMemory& memory);
   void work(std::span<const RingPiece> pieces, const plan::NodeSet& nodes, const PageMemory& memory,
             std::size_t first_page, const Body& body) const;
 
@@ -68,7 +70,8 @@ class KvRing {
   std::vector<RingPiece> incoming_;  // in the order they arrive
   std::size_t largest_piece_ = 0;    // pages
   std::size_t most_pieces_ = 0;      // of one rank
-  bool reached_;                     // messages reach the memory that pages are in
+  bool to_processes_;                // messages go there, which can read only the host's memory
+  bool reached_;                     // pages come to the memory that the cache is in, not by way of the host
 };
 
 }  // namespace treeattn::parallel

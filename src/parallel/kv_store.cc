@@ -79,6 +79,16 @@ KvStore::KvStore(std::shared_ptr<Communicator> communicator, const KvCacheConfig
           config_.order.branches, communicator_->size());
 }
 
+PageWindow* KvStore::page_window() const {
+  if (!asked_for_window_ && communicator_->nodes() == 1) {
+    const Traffic before = communicator_->traffic();
+    page_window_ = PageWindow::make(*communicator_, pool_->shared_backend());
+    communicator_->reset_traffic(before);  // to find out, once: no part of what a call sends
+  }
+  asked_for_window_ = true;
+  return page_window_.get();
+}
+
 const KvStore::Sequence& KvStore::find(SequenceId sequence) const {
   const auto found = sequences_.find(sequence);
   require(found != sequences_.end(), "sequence = {}; accepted: one of the {} that were added and not dropped", sequence,

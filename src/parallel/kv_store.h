@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "parallel/kv_pool.h"
+#include "parallel/page_window.h"
 #include "plan/shares.h"
 #include "treeattn/kv_cache.h"
 #include "treeattn/views.h"
@@ -105,6 +106,10 @@ class KvStore {
   bool same_on_ranks() const { return same_on_ranks_; }
   void found_same_on_ranks() const { same_on_ranks_ = true; }
 
+  // Collective. How pages of all ranks come to their GPUs where messages do not reach these: null where there is no
+  // such way. Kept from call to call.
+  PageWindow* page_window() const;
+
   // Keeps the memory of all chunks alive while messages that are given up may still read it.
   std::shared_ptr<const void> memory() const { return pool_; }
 
@@ -167,6 +172,8 @@ class KvStore {
   SequenceId next_ = 0;
   std::uint64_t generation_ = 0;
   mutable bool same_on_ranks_ = false;
+  mutable std::unique_ptr<PageWindow> page_window_;
+  mutable bool asked_for_window_ = false;
 };
 
 }  // namespace treeattn::parallel

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "base/this_process.h"
@@ -11,6 +10,7 @@
 #include "kernels/cuda/ranks/peer_exchange.h"
 #include "parallel/agree.h"
 #include "parallel/device_reduce.h"
+#include "parallel/lend.h"
 #include "treeattn/error.h"
 
 namespace treeattn::parallel {
@@ -125,46 +125,23 @@ class PeerReducer final : public DeviceReducer {
     auto* lent = new Shared;  // it stays when ranks are lost meanwhile: someone may be about to look at it
     std::string failure;
     if (comm.rank() == 0) failure = failure_of([&] { *lent = std::make_shared<CommonMailbox>(gpu, std::move(plan)); });
-    require_all(comm, failure);
+    require_reached(comm, failure);
     common_ = *gathered(comm, lent).front();
     comm.barrier();
     delete lent;
   }
 
-  // Collective. Memory that others have open goes only when they have let go of it.
-  static void free_together(Communicator& comm, std::unique_ptr<PeerExchange>& exchange) {
-    exchange->disconnect();
-    comm.barrier();
-    exchange->take_back();
-    exchange.reset();
-  }
-
   // Collective.
   void make_exchange(Communicator& comm, kernels::cuda::RankDevice& device, ExchangePlan plan) {
-    if (exchange_) free_together(comm, exchange_);
-    std::unique_ptr<PeerExchange> fresh;
-    std::string failure =
-        failure_of([&] { fresh = std::make_unique<PeerExchange>(device.gpu(), comm.rank(), std::move(plan)); });
-    const std::vector<PeerExchange::Address> all = gathered(comm, fresh ? fresh->address() : PeerExchange::Address{});
-    require_all(comm, failure);
-    failure = failure_of([&] { fresh->connect(all); });
-    try {
-      require_all(comm, failure);
-    } catch (const Unavailable&) {
-      free_together(comm, fresh);
-      throw;
+    if (exchange_) {
+      free_together(comm, exchange_->mailbox());
+      exchange_.reset();
     }
-    together_ = PeerExchange::share_a_gpu(all);
+    std::unique_ptr<PeerExchange> fresh;
+    const std::string failure =
+        failure_of([&] { fresh = std::make_unique<PeerExchange>(device.gpu(), comm.rank(), std::move(plan)); });
+    together_ = connect_together(comm, fresh ? &fresh->mailbox() : nullptr, failure);
     exchange_ = std::move(fresh);
-  }
-
-  // Collective. Throws Unavailable on every rank when it failed on one.
-  static void require_all(Communicator& comm, const std::string& failure) {
-    const std::vector<char> failed = gathered(comm, static_cast<char>(failure.empty() ? 0 : 1));
-    const auto first = std::find(failed.begin(), failed.end(), char{1});
-    if (first == failed.end()) return;
-    if (!failure.empty()) throw Unavailable("exchange between GPUs: " + failure);
-    throw Unavailable(fmt::format("exchange between GPUs: failed on rank {}", first - failed.begin()));
   }
 
   std::shared_ptr<CommonMailbox> common_;   // where all ranks are threads with one GPU

@@ -190,14 +190,14 @@ void expect_exchange(bool halves) {
   using kernels::cuda::PeerExchange;
   ThreeRanks ranks;
   std::vector<std::unique_ptr<PeerExchange>> exchanges;
-  std::vector<PeerExchange::Address> all;
+  std::vector<kernels::cuda::LentMemory::Address> all;
   std::vector<std::unique_ptr<kernels::DeviceMemory>> own;
   for (std::size_t r = 0; r < ThreeRanks::kRanks; ++r) {
     exchanges.push_back(std::make_unique<PeerExchange>(kGpu, static_cast<int>(r), ranks.plan));
-    all.push_back(exchanges.back()->address());
+    all.push_back(exchanges.back()->mailbox().address());
     own.push_back(std::make_unique<kernels::DeviceMemory>(2 * ranks.plan.block_floats() * sizeof(float)));
   }
-  for (const auto& exchange : exchanges) exchange->connect(all);
+  for (const auto& exchange : exchanges) exchange->mailbox().connect(all);
   for (std::size_t turn = 0; turn < ThreeRanks::kTurns; ++turn) {
     ranks.begin_turn([&](std::size_t r) { return own[r]->as<float>(); });
     std::vector<const float*> roots(ThreeRanks::kRanks);
@@ -238,13 +238,15 @@ TEST_P(OneLink, OneMailboxForAll) {
 // A kernel that waits for a rank which never comes ends by itself and says which; it does not trap.
 TEST_P(OneLink, WaitingForALostRankEnds) {
   using kernels::cuda::ExchangePlan;
+  using kernels::cuda::LentMemory;
   using kernels::cuda::PeerExchange;
   const ExchangePlan plan{{0, 1, 2, 3}, {{0, 1}, {0, 2}}, 5, 18, 0};
   PeerExchange here(kGpu, 0, plan), there(kGpu, 1, plan), silent(kGpu, 2, plan);
-  const std::vector<PeerExchange::Address> all = {here.address(), there.address(), silent.address()};
-  EXPECT_TRUE(PeerExchange::share_a_gpu(all));
-  here.connect(all);
-  there.connect(all);
+  const std::vector<LentMemory::Address> all = {here.mailbox().address(), there.mailbox().address(),
+                                                silent.mailbox().address()};
+  EXPECT_TRUE(LentMemory::share_a_gpu(all));
+  here.mailbox().connect(all);
+  there.mailbox().connect(all);
   const std::vector<float> row(plan.block_floats(), 1.0f);
   const kernels::DeviceMemory own(row.data(), row.size() * sizeof(float));
   cudaStream_t streams[2] = {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are processes, connected by TCP, on one GPU: states by way of the host and through each other's memory
-// (CUDA IPC). This process itself never touches CUDA: what it forks could not use it any more.
+// Ranks that are processes, connected by TCP, on one GPU: states and pages by way of the host and through each other's
+// memory (CUDA IPC). This process itself never touches CUDA: what it forks could not use it any more.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -9,7 +9,9 @@
 
 #include "cuda/nccl_refusal.h"
 #include "decode_loop.h"
+#include "parallel/page_window.h"
 #include "parallel_checks.h"
+#include "prefill_checks.h"
 #include "tcp_ranks.h"
 #include "treeattn/cuda.h"
 #include "treeattn/error.h"
@@ -26,6 +28,11 @@ int on_gpu(int) { return kGpu; }
 
 void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
+}
+
+void require_none(const testing_parallel::Failures& failures) {
+  for (const std::string& failure : failures) std::fprintf(stderr, "%s\n", failure.c_str());
+  require(failures.empty(), "see above");
 }
 
 class Processes : public ::testing::TestWithParam<int> {
@@ -53,12 +60,109 @@ TEST_P(Processes, EveryLinkHasTheBitsOfOneRank) {
     require(!cases.empty(), "no cases");
     world->barrier();
     for (const DeviceLink link : {DeviceLink::kHost, DeviceLink::kPeer}) {
-      const auto failures = testing_parallel::check_strategies(world, cases, {}, on_gpu, link);
-      for (const std::string& failure : failures) std::fprintf(stderr, "%s\n", failure.c_str());
-      require(failures.empty(), "see above");
+      require_none(testing_parallel::check_strategies(world, cases, {}, on_gpu, link));
     }
   });
   EXPECT_EQ(statuses, std::vector<int>(static_cast<std::size_t>(ranks), 0));
+}
+
+std::vector<int> all_but_the_last_return(int ranks) {
+  std::vector<int> statuses(static_cast<std::size_t>(ranks), 0);
+  statuses.back() = 128 + SIGKILL;
+  return statuses;
+}
+
+TEST_P(Processes, PromptsHaveTheBitsOfOneRank) {
+  const int ranks = GetParam();
+  const std::vector<int> statuses = run_tcp_processes(ranks, [&](std::shared_ptr<Communicator> world) {
+    const std::vector<double> weights = testing_parallel::uneven_weights(ranks);
+    for (const kernels::Case& shape : testing_parallel::prefill_cases()) {
+      const testing_parallel::PreparedPrefill prefill(shape, kGpu);
+      require(prefill.error() <= 1, shape.name);
+      world->barrier();
+      require_none(testing_parallel::check_prefill(world, prefill, {}, on_gpu));
+      require_none(testing_parallel::check_prefill(world, prefill, weights, on_gpu));
+    }
+  });
+  EXPECT_EQ(statuses, std::vector<int>(static_cast<std::size_t>(ranks), 0));
+}
+
+// Pages of odd sizes, some longer than a part of the window, some empty, a rank that gives nothing: everybody has all
+// of them, call after call, and with a second window.
+TEST_P(Processes, PagesOfAllRanksThroughAWindow) {
+  const int ranks = GetParam();
+  const std::vector<int> statuses = run_tcp_processes(ranks, [&](std::shared_ptr<Communicator> world) {
+    const auto memory = parallel::memory_of(kGpu);
+    const auto own = static_cast<std::size_t>(world->rank());
+    const auto content = [](std::size_t rank, std::size_t call, std::size_t i) {
+      return static_cast<std::byte>((i * 31 + i / 251 + rank * 101 + call * 7) % 256);
+    };
+    std::unique_ptr<parallel::PageWindow> window;
+    for (std::size_t call = 0; call < 6; ++call) {
+      if (call % 3 == 0) {
+        window.reset();
+        window = parallel::PageWindow::make(*world, memory);
+        require(window != nullptr, "no window");
+      }
+      std::vector<std::vector<std::size_t>> sizes(static_cast<std::size_t>(ranks));
+      std::vector<std::size_t> first(sizes.size() + 1, 0);
+      for (std::size_t r = 0; r < sizes.size(); ++r) {
+        const std::size_t long_page = parallel::PageWindow::kPartBytes + 4 * r + 1;
+        if (r != call % sizes.size()) sizes[r] = {7, 1000003 * (r + 1), 0, long_page, 12345};
+        first[r + 1] = first[r];
+        for (const std::size_t size : sizes[r]) first[r + 1] += size;
+      }
+      std::byte* const all = memory->workspace(0, first.back());
+      std::vector<std::byte> mine(first[own + 1] - first[own]);
+      for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = content(own, call, i);
+      memory->fill_zero(all, first.back());
+      memory->copy_in(all + first[own], mine.data(), mine.size());
+      std::vector<parallel::PageWindow::Pages> pages(sizes.size());
+      for (std::size_t r = 0; r < sizes.size(); ++r) {
+        std::size_t at = first[r];
+        for (const std::size_t size : sizes[r]) pages[r].emplace_back(all + at, size), at += size;
+      }
+      const std::uint64_t sent = world->traffic().bytes;
+      window->exchange(*world, pages);
+      require(world->traffic().bytes - sent >= mine.size() * (sizes.size() - 1), "bytes not counted");
+      std::vector<std::byte> got(first.back());
+      memory->copy_out(got.data(), all, got.size());
+      memory->finish();
+      for (std::size_t r = 0; r < sizes.size(); ++r) {
+        for (std::size_t i = 0; i < first[r + 1] - first[r]; ++i) {
+          if (got[first[r] + i] == content(r, call, i)) continue;
+          throw std::runtime_error("call " + std::to_string(call) + ", rank " + std::to_string(r) + ", byte " +
+                                   std::to_string(i));
+        }
+      }
+    }
+  });
+  EXPECT_EQ(statuses, std::vector<int>(static_cast<std::size_t>(ranks), 0));
+}
+
+// Who is killed between two prompts is named, and the survivors have the right bits afterwards.
+TEST_P(Processes, SurvivorsReadPromptsAfterAKilledProcess) {
+  const int ranks = GetParam();
+  RankOptions options;
+  options.deadline = Seconds(8.0);
+  const std::vector<int> statuses = run_tcp_processes(
+      ranks,
+      [&](std::shared_ptr<Communicator> world) {
+        const testing_parallel::PreparedPrefill prefill(testing_parallel::prefill_cases().front(), kGpu);
+        world->barrier(Seconds(60));
+        require_none(testing_parallel::check_prefill(world, prefill, {}, on_gpu));
+        if (world->rank() == ranks - 1) ::raise(SIGKILL);
+        try {
+          testing_parallel::check_prefill(world, prefill, {}, on_gpu);
+          require(false, "nobody was missed");
+        } catch (const LostRanks& error) {
+          require(error.ranks() == std::vector<int>{ranks - 1}, error.what());
+        }
+        world = world->shrink();
+        require_none(testing_parallel::check_prefill(world, prefill, {}, on_gpu));
+      },
+      options);
+  EXPECT_EQ(statuses, all_but_the_last_return(ranks));
 }
 
 // Ends this process where NCCL does not let ranks share a GPU, and says so.
@@ -85,9 +189,7 @@ TEST_P(Processes, NcclHasTheBitsOfOneRank) {
     leave_where_nccl_refuses(world);
     const auto cases = testing_parallel::prepared_cases(53, static_cast<std::size_t>(ranks), kGpu);
     world->barrier();
-    const auto failures = testing_parallel::check_strategies(world, cases, {}, on_gpu, DeviceLink::kNccl);
-    for (const std::string& failure : failures) std::fprintf(stderr, "%s\n", failure.c_str());
-    require(failures.empty(), "see above");
+    require_none(testing_parallel::check_strategies(world, cases, {}, on_gpu, DeviceLink::kNccl));
   });
   if (nccl_refused(statuses)) GTEST_SKIP() << "*** SKIPPED: NCCL refuses " << ranks << " ranks on one GPU ***";
   EXPECT_EQ(statuses, std::vector<int>(static_cast<std::size_t>(ranks), 0));
@@ -131,12 +233,6 @@ std::vector<int> lose_a_process(int ranks, DeviceLink link) {
         require(recovered == 1, "nobody was missed");
       },
       options);
-}
-
-std::vector<int> all_but_the_last_return(int ranks) {
-  std::vector<int> statuses(static_cast<std::size_t>(ranks), 0);
-  statuses.back() = 128 + SIGKILL;
-  return statuses;
 }
 
 TEST_P(Processes, SurvivorsOfAKilledProcessGoOn) {

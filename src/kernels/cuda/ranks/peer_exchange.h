@@ -3,13 +3,13 @@
 // others, raises a flag there, and merges what has come into its own mailbox. This header needs no CUDA.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <utility>
 #include <vector>
+
+#include "kernels/cuda/ranks/lent_memory.h"
 
 namespace treeattn::kernels::cuda {
 
@@ -25,38 +25,26 @@ struct ExchangePlan {
   bool operator==(const ExchangePlan&) const = default;
 };
 
-// Made by all ranks together: construct, hand everybody's address() to everybody, connect(). Then exchange() on all, in
-// the same order. Throws Unavailable naming what failed.
+// Made by all ranks together: construct, connect everybody's mailbox(). Then exchange() on all, in the same order.
+// Throws Unavailable naming what failed.
 class PeerExchange {
  public:
-  // What another rank needs to reach this one's mailbox: plain bytes.
-  using Address = std::array<std::byte, 128>;
-
   PeerExchange(int gpu, int rank, ExchangePlan plan);
   ~PeerExchange();
   PeerExchange(const PeerExchange&) = delete;
   PeerExchange& operator=(const PeerExchange&) = delete;
 
   const ExchangePlan& plan() const;
-  Address address() const;
-  // all [ranks], whose owners must all be there yet. Throws Unavailable where a GPU cannot reach another.
-  void connect(std::span<const Address> all);
-  // Lets go of the others' memory.
-  void disconnect();
-  // To be called once all ranks have: this one's memory goes with it. Else it stays until the process ends, if another
-  // process may have it open.
-  void take_back();
-  // Whether two of these ranks are threads of one process with the same GPU. They must not use exchange(): the kernel
-  // of one that waits may keep another from being started at all. push() on all, a barrier of the host's threads, then
-  // merge(): nothing waits for another rank but what is put on the streams after everybody's work.
-  static bool share_a_gpu(std::span<const Address> all);
+  LentMemory& mailbox();
 
   // Puts the exchange on the stream. own: this rank's blocks, on its GPU. Returns where the root's block will be, in
   // the host's memory, when the stream is done; valid until the next call. A rank that does not hear from another
-  // within the time ends all the same: see missing().
+  // within the time ends all the same: see missing(). Not for ranks that share a GPU of one process: the kernel of one
+  // that waits may keep another from being started at all.
   const float* exchange(const float* own, double seconds, void* stream);
-  // The two halves of it, as kernels of their own. The second one is not started before the threads of this process
-  // have pushed; what waits for them is no kernel, so it takes nothing from theirs.
+  // The two halves of it, as kernels of their own, for these: push() on all, a barrier of the host's threads, then
+  // merge(). It is not started before the threads of this process have pushed; what waits for them is no kernel, so it
+  // takes nothing from theirs.
   void push(const float* own, void* stream);
   const float* merge(double seconds, void* stream);
   // Once the stream is done: the ranks that were not heard from; the result is good when there are none. After that the

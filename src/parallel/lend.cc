@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel/lend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "parallel/agree.h"
+#include "treeattn/error.h"
+
+namespace treeattn::parallel {
+
+using kernels::cuda::LentMemory;
+
+void require_reached(Communicator& communicator, const std::string& failure) {
+  const std::vector<char> failed = gathered(communicator, static_cast<char>(failure.empty() ? 0 : 1));
+  const auto first = std::find(failed.begin(), failed.end(), char{1});
+  if (first == failed.end()) return;
+  if (!failure.empty()) throw Unavailable("exchange between GPUs: " + failure);
+  throw Unavailable(fmt::format("exchange between GPUs: failed on rank {}", first - failed.begin()));
+}
+
+bool connect_together(Communicator& communicator, LentMemory* mine, const std::string& failure) {
+  const std::vector<LentMemory::Address> all =
+      gathered(communicator, mine != nullptr ? mine->address() : LentMemory::Address{});
+  require_reached(communicator, failure);
+  const std::string not_reached = failure_of([&] { mine->connect(all); });
+  try {
+    require_reached(communicator, not_reached);
+  } catch (const Unavailable&) {
+    free_together(communicator, *mine);
+    throw;
+  }
+  return LentMemory::share_a_gpu(all);
+}
+
+void free_together(Communicator& communicator, LentMemory& mine) {
+  mine.disconnect();
+  communicator.barrier();
+  mine.take_back();
+}
+
+}  // namespace treeattn::parallel

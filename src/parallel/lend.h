@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of GPUs that all ranks open for each other, or none of them.
+#pragma once
+
+#include <string>
+
+#include "kernels/cuda/ranks/lent_memory.h"
+#include "treeattn/communicator.h"
+
+namespace treeattn::parallel {
+
+// Collective. Throws Unavailable on every rank when `failure` is not empty on one.
+void require_reached(Communicator& communicator, const std::string& failure);
+// Collective. Connects everybody's. mine: null where it could not be made, for the reason in `failure`. Returns whether
+// two ranks are threads of one process that share a GPU. Throws Unavailable on every rank when it failed on one.
+bool connect_together(Communicator& communicator, kernels::cuda::LentMemory* mine, const std::string& failure);
+// Collective. Memory that others have open can be freed only when they have let go of it: after this.
+void free_together(Communicator& communicator, kernels::cuda::LentMemory& mine);
+
+}  // namespace treeattn::parallel
