@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn bench decode: one decoding step over a cache that is spread over ranks, by Tree Attention's strategies and
-// by Ring Attention, side by side. The ranks are the processes of an MPI launcher, or else threads.
+// by Ring Attention, side by side. The ranks are the processes of a launcher, or else threads.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -22,6 +22,7 @@
 #include "link_option.h"
 #include "notes.h"
 #include "options.h"
+#include "parallel/own_cores.h"
 #include "table.h"
 #include "treeattn/attention.h"
 #include "treeattn/error.h"
@@ -89,8 +90,8 @@ Plan make_plan(const BenchDecodeOptions& options) {
   return plan;
 }
 
-// ranks: on this node.
-DecodeSetup setup_for(const Plan& plan, const Shape& shape, int ranks) {
+// cores: that a rank has for itself.
+DecodeSetup setup_for(const Plan& plan, const Shape& shape, int cores) {
   DecodeSetup setup;
   setup.shape = shape;
   setup.order = plan.order;
@@ -101,7 +102,7 @@ DecodeSetup setup_for(const Plan& plan, const Shape& shape, int ranks) {
   setup.strategies = plan.strategies;
   setup.device = plan.device;
   setup.link = plan.link;
-  setup.threads = plan.threads > 0 ? plan.threads : std::max(1, ThreadPool::available_cores() / ranks);
+  setup.threads = plan.threads > 0 ? plan.threads : cores;
   setup.repeat = plan.repeat;
   setup.seed = plan.seed;
   setup.quick = plan.quick;
@@ -291,11 +292,10 @@ class Outcome {
 
 int run_processes(const BenchDecodeOptions& options, const Plan& plan) {
   const std::shared_ptr<Communicator> world = meet_ranks(*options.command, plan.ranks, plan.rank_count);
-  int here = 0;
-  for (int r = 0; r < world->size(); ++r) here += world->node_of(r) == world->node_of(world->rank()) ? 1 : 0;
+  const int cores = parallel::take_own_cores(*world);
   Outcome outcome;
   for (const Shape& shape : plan.shapes) {
-    const DecodeSetup setup = setup_for(plan, shape, here);
+    const DecodeSetup setup = setup_for(plan, shape, cores);
     const Report report(options, setup, run_decode(world, setup));
     if (world->rank() == 0) report.print();
     outcome.add(report);
@@ -307,7 +307,7 @@ int run_threads(const BenchDecodeOptions& options, const Plan& plan) {
   const int ranks = plan.rank_count > 0 ? plan.rank_count : 4;
   Outcome outcome;
   for (const Shape& shape : plan.shapes) {
-    const DecodeSetup setup = setup_for(plan, shape, ranks);
+    const DecodeSetup setup = setup_for(plan, shape, std::max(1, ThreadPool::available_cores() / ranks));
     DecodeResult result;
     run_ranks(
         ranks,
@@ -333,11 +333,11 @@ int run_threads(const BenchDecodeOptions& options, const Plan& plan) {
 
 int run(const BenchDecodeOptions& options) {
   const Plan plan = make_plan(options);
-  return launched_by_mpi() ? run_processes(options, plan) : run_threads(options, plan);
+  return launched() ? run_processes(options, plan) : run_threads(options, plan);
 }
 
 constexpr char kFooter[] =
-    R"(Ranks are the processes of an MPI launcher (mpirun, srun), or else --ranks threads. With --device cuda they go
+    R"(Ranks are the processes of a launcher (mpirun, srun), or else --ranks threads. With --device cuda they go
 round the GPUs of the machine; several may share one.
 
 Columns:

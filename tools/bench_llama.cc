@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bitset>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -15,6 +16,7 @@
 
 #include "allocation_counter.h"
 #include "base/check.h"
+#include "base/machine.h"
 #include "bench_llama_steps.h"
 #include "command.h"
 #include "json_line.h"
@@ -188,15 +190,27 @@ class RankBench {
     return bytes * static_cast<std::uint64_t>(llama.config().layers);
   }
 
-  // By all cores of this machine, or by the GPUs its ranks are on, while the other ranks wait.
+  // By all cores that the ranks of this machine have, or by the GPUs they are on, while the other ranks wait.
   double read_limit() {
-    const std::vector<int> gpus = parallel::gathered(world_, rank_.ops.gpu());
-    std::set<int> here;
+    struct Reader {
+      int gpu = 0;
+      std::bitset<4096> processors;
+    } mine{rank_.ops.gpu(), {}};
+    for (const int processor : base::usable_processors()) mine.processors.set(static_cast<std::size_t>(processor));
+    const std::vector<Reader> readers = parallel::gathered(world_, mine);
+    std::set<int> gpus;
     for (int rank = 0; rank < world_.size(); ++rank) {
-      if (world_.node_of(rank) == world_.node_of(0)) here.insert(gpus[static_cast<std::size_t>(rank)]);
+      if (world_.node_of(rank) != world_.node_of(0)) continue;
+      const Reader& reader = readers[static_cast<std::size_t>(rank)];
+      gpus.insert(reader.gpu);
+      mine.processors |= reader.processors;
+    }
+    std::vector<int> processors;
+    for (std::size_t i = 0; i < mine.processors.size(); ++i) {
+      if (mine.processors[i]) processors.push_back(static_cast<int>(i));
     }
     double out = 0;
-    if (rank_.speaks) out = read_gb_s(rank_.ops.gpu()) * static_cast<double>(here.size());
+    if (rank_.speaks) out = read_gb_s(rank_.ops.gpu(), processors) * static_cast<double>(gpus.size());
     world_.broadcast(std::as_writable_bytes(std::span(&out, 1)), 0);
     return out;
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench_llama_steps.h"
+#include "base/machine.h"
 
 #include <fmt/format.h>
 
@@ -70,7 +71,7 @@ class StepsRun {
     lines_.push_back({std::move(what), tokens, batch, seconds, limit, read_});
   }
 
-  double read_bandwidth() { return read_gb_s(rank_.ops.gpu()); }
+  double read_bandwidth() { return read_gb_s(rank_.ops.gpu(), base::usable_processors()); }
 
   // Waits until a GPU has done its work.
   void finish() {

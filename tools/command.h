@@ -15,7 +15,7 @@ inline constexpr int kBadUsage = 2;
 inline constexpr int kUnavailable = 3;
 inline constexpr int kLostRanks = 4;
 
-// Whether this process has met the others of an MPI launcher: from then on they fail together, and the first one
+// Whether this process has met the others of a launcher: from then on they fail together, and the first one
 // speaks.
 inline bool met_other_ranks = false;
 

@@ -17,6 +17,7 @@
 #include "command.h"
 #include "haystack.h"
 #include "json_line.h"
+#include "launched_ranks.h"
 #include "model/session.h"
 #include "model_options.h"
 #include "model_run.h"
@@ -115,7 +116,7 @@ int run(DemoCommand options) {
   if (options.model.model.empty() && options.model.random_weights.empty()) {
     options.model.model = (home / "model").string();
   }
-  if (options.model.ranks.empty() && !launched_by_mpi()) options.model.ranks = "4";
+  if (options.model.ranks.empty() && !launched()) options.model.ranks = "4";
   const ModelPlan plan = make_model_plan(options.model);
   require_tokenizer(options.model, plan, "");
   const std::int64_t tokens = parse_count("--tokens", options.tokens, 1, std::int64_t{1} << 40);
@@ -234,7 +235,7 @@ Command add_demo(CommandLine& parent) {
       ->type_name("FILE")
       ->own_value_to_rank();
   options->model.add_to(*app);
-  app->get_option("--ranks")->description("Threads that are ranks (default 4); under an MPI launcher its processes");
+  app->get_option("--ranks")->description("Threads that are ranks (default 4); under a launcher its processes");
   app->add_flag("--json", options->json, "One JSON object; docs/cli.md explains the keys");
   app->footer(kFooter);
   return {app, [options] { return run(*options); }};

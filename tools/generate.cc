@@ -18,6 +18,7 @@
 #include "command.h"
 #include "files.h"
 #include "json_line.h"
+#include "launched_ranks.h"
 #include "model/session.h"
 #include "model/session_file.h"
 #include "model_options.h"
@@ -46,7 +47,7 @@ std::string read_prompt(const GenerateCommand& options) {
   if (!options.prompt.empty()) return options.prompt;
   if (options.file.empty()) {
     if (!options.load.empty()) return {};  // the text goes on
-    base::require(!launched_by_mpi(), "there is no prompt; accepted under an MPI launcher: as an argument, by --file");
+    base::require(!launched(), "there is no prompt; accepted under a launcher: as an argument, by --file");
     base::require(::isatty(STDIN_FILENO) == 0, "there is no prompt; accepted: as an argument, by --file, on stdin");
     return read_stdin();
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are the processes of an MPI launcher.
+// Ranks that are the processes of a launcher: one of MPI, or one that says in the environment who is who.
 #pragma once
 
 #include <memory>
@@ -9,6 +9,10 @@
 namespace treeattn::tools {
 
 class CommandLine;
+
+bool launched();
+// This process's number under a launcher; 0 without one. It may not have met the others yet.
+int launch_rank();
 
 // Collective. Throws InvalidArgument on every rank where they were not told the same (CommandLine::told_to_all_ranks),
 // naming the options and the ranks, or where --ranks, if it was given (else 0), is not their number.

@@ -18,6 +18,7 @@
 
 #include "command.h"
 #include "command_line.h"
+#include "launched_ranks.h"
 #include "no_memory.h"
 #include "notes.h"
 #include "treeattn/communicator.h"
@@ -56,14 +57,6 @@ Exit codes:
   4  a rank was lost
 What a signal ends, as Ctrl-C does, has 128 and its number in a shell: 130.)";
 
-// This process's number under an MPI launcher; 0 without one. MPI itself may not have been started yet.
-int launch_rank() {
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}) {
-    if (const char* text = std::getenv(name)) return std::atoi(text);
-  }
-  return 0;
-}
-
 int fail(std::string_view message, int code) {
   print_note("treeattn: {}\n", message);
   return code;
@@ -72,7 +65,7 @@ int fail(std::string_view message, int code) {
 // For what goes wrong on this process alone. Others of a launcher still count on it: to end as usual is to wait for
 // them in MPI_Finalize while they wait for an answer.
 int fail_alone(const std::string& message, int code) {
-  if (!launched_by_mpi()) return fail(message, code);
+  if (!launched()) return fail(message, code);
   std::fflush(stdout);
   std::_Exit(fail(fmt::format("rank {}: {}", launch_rank(), message), code));
 }
@@ -94,7 +87,7 @@ int fail_lost(const LostRanks& error) {
     first += rank == first ? 1 : 0;
     given_up = given_up || rank == launch_rank();
   }
-  const bool quiet = launched_by_mpi() && !given_up && launch_rank() != first;
+  const bool quiet = launched() && !given_up && launch_rank() != first;
   return quiet ? kLostRanks : fail(error.what(), kLostRanks);
 }
 

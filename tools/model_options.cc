@@ -61,7 +61,7 @@ void ModelOptions::add_to(CommandLine& app) {
   text("--strategy", strategy,
        many_strategies ? names + ", or a list (default auto,ring)" : "How ranks decode: " + names + " (default auto)",
        many_strategies ? "LIST" : "NAME");
-  text("--ranks", ranks, "Threads that are ranks (default 1); under an MPI launcher its processes", "N");
+  text("--ranks", ranks, "Threads that are ranks (default 1); under a launcher its processes", "N");
   text("--threads", threads, "Threads of each rank (default: the cores shared out over the ranks)", "N")->own_to_rank();
   text("--chunk", chunk, "Tokens of a chunk, a multiple of 64 (default 256)", "N");
   text("--branches", branches, "Leaves of the reduction tree, a power of two (default 256)", "N");

@@ -8,15 +8,18 @@
 #include <csignal>
 #include <exception>
 #include <map>
+#include <thread>
 
 #include "base/available_memory.h"
 #include "base/check.h"
+#include "base/machine.h"
 #include "base/read_bandwidth.h"
 #include "command.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "launched_ranks.h"
 #include "model/weights.h"
 #include "parallel/agree.h"
+#include "parallel/own_cores.h"
 #include "rate_progress.h"
 #include "table.h"
 #include "treeattn/error.h"
@@ -95,7 +98,8 @@ int run_processes(const ModelPlan& plan, std::int64_t tokens, const std::functio
   for (int place = 0; place < here; ++place) sharing += plan.device.gpu_of_rank(place) == gpu ? 1 : 0;
   const bool mapped = model::stays_as_stored(plan.weights, plan.model.config.stored);
   const bool shared = !plan.model.directory.empty() && mapped && gpu < 0;
-  const int threads = threads_of_rank(plan, here);
+  const int cores = parallel::take_own_cores(*world);
+  const int threads = plan.threads > 0 ? plan.threads : cores;
   const bool speaks = world->rank() == 0;
   std::unique_ptr<LlamaModel::Impl> model;
   on_all_or_none(*world, [&] {
@@ -115,10 +119,12 @@ int run_threads(const ModelPlan& plan, std::int64_t tokens, const std::function<
   std::map<int, std::unique_ptr<LlamaModel::Impl>> models;
   for (const auto& [gpu, here] : ranks_on) check_memory(plan, gpu, tokens, ranks, here, 1);
   for (const auto& [gpu, here] : ranks_on) models[gpu] = load(plan, gpu, 0, true);
+  // Asked here: a rank's thread is held on its own cores.
+  const int threads = plan.threads > 0 ? plan.threads : std::max(1, ThreadPool::available_cores() / ranks);
   std::atomic<int> code = 0;
   const auto on_rank = [&](const std::shared_ptr<Communicator>& world) {
     const int gpu = plan.device.gpu_of_rank(world->rank());
-    ThreadPool pool(threads_of_rank(plan, ranks));
+    ThreadPool pool(threads);
     const auto ops = kernels::make_model_ops(gpu, pool);
     const int mine = body({world, *models.at(gpu), pool, *ops, ranks, world->rank() == 0});
     for (int seen = code; seen < mine && !code.compare_exchange_weak(seen, mine);) {
@@ -130,14 +136,16 @@ int run_threads(const ModelPlan& plan, std::int64_t tokens, const std::function<
 
 }  // namespace
 
-int threads_of_rank(const ModelPlan& plan, int ranks_here) {
-  return plan.threads > 0 ? plan.threads : std::max(1, ThreadPool::available_cores() / ranks_here);
-}
-
-double read_gb_s(int gpu) {
+double read_gb_s(int gpu, const std::vector<int>& processors) {
   if (gpu >= 0) return kernels::cuda::RankDevice(gpu).read_bandwidth(std::size_t{2} << 30);
-  ThreadPool all(ThreadPool::available_cores());
-  return base::read_bandwidth(all, std::size_t{256} << 20, 5);
+  double out = 0;
+  // A thread of its own, as the caller's is held on the cores of its rank.
+  std::thread([&] {
+    base::stay_on(processors);
+    ThreadPool all(ThreadPool::available_cores());
+    out = base::read_bandwidth(all, std::size_t{256} << 20, 5);
+  }).join();
+  return out;
 }
 
 const std::atomic<bool>& interrupt_flag() { return interrupted; }
@@ -148,7 +156,7 @@ void catch_interrupt() {
 }
 
 int run_model(const ModelPlan& plan, std::int64_t tokens, const std::function<int(const ModelRank&)>& body) {
-  return launched_by_mpi() ? run_processes(plan, tokens, body) : run_threads(plan, tokens, body);
+  return launched() ? run_processes(plan, tokens, body) : run_threads(plan, tokens, body);
 }
 
 }  // namespace treeattn::tools

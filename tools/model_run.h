@@ -26,16 +26,13 @@ struct ModelRank {
   bool speaks = false;  // the one that prints
 };
 
-// Ranks are the processes of an MPI launcher, or else threads. tokens: the longest text there will be; throws
-// Unavailable when this machine has no room for it, saying how much it takes and how many ranks would do. Returns the
+// Ranks are the processes of a launcher, or else threads. tokens: the longest text there will be; throws Unavailable
+// when this machine has no room for it, saying how much it takes and how many ranks would do. Returns the
 // largest of what the bodies return.
 int run_model(const ModelPlan& plan, std::int64_t tokens, const std::function<int(const ModelRank&)>& body);
 
-// Threads to give a rank when so many are on this machine.
-int threads_of_rank(const ModelPlan& plan, int ranks_here);
-
-// GB/s that all cores of this machine, or this GPU (negative: none), read at best: what a token is held against.
-double read_gb_s(int gpu);
+// GB/s that these processors, or this GPU (negative: none), read at best: what a token is held against.
+double read_gb_s(int gpu, const std::vector<int>& processors);
 
 // Set by the first Ctrl-C after catch_interrupt(); the one after it ends the process.
 const std::atomic<bool>& interrupt_flag();

@@ -165,4 +165,24 @@ std::vector<int> usable_processors() {
   return out;
 }
 
+void stay_on(const std::vector<int>& processors) {
+#if defined(__linux__)
+  if (processors.empty()) return;
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  for (const int processor : processors) CPU_SET(processor, &mask);
+  ::sched_setaffinity(0, sizeof(mask), &mask);
+#else
+  (void)processors;
+#endif
+}
+
+std::string machine_name() {
+  std::string id = first_line("/proc/sys/kernel/random/boot_id");
+  if (!id.empty()) return id;
+  char name[64] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
 }  // namespace treeattn::base

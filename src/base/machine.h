@@ -30,6 +30,12 @@ Machine read_machine();
 // cores as possible. Empty where the system has no such mask.
 std::vector<int> usable_processors();
 
+// Keeps the calling thread on these processors, unless there are none. Best effort: a sandbox may refuse.
+void stay_on(const std::vector<int>& processors);
+
+// The same for all processes of a machine, containers included, and of no other machine.
+std::string machine_name();
+
 // "0-3,8,10-11" -> {0, 1, 2, 3, 8, 10, 11}. Stops at the first character that does not fit.
 std::vector<int> parse_processor_list(const std::string& text);
 

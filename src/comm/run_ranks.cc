@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communicators within one process: one rank alone, and ranks that are threads.
-#if defined(__linux__)
-#include <sched.h>
-#endif
-
 #include <algorithm>
 #include <exception>
 #include <thread>
@@ -21,19 +17,6 @@ namespace {
 
 // Each of them knows all others: a million of them would take all memory before a thread is refused.
 constexpr int kMostRanks = 4096;
-
-// Best effort: a sandbox may refuse, and the ranks work anywhere.
-void stay_on(const std::vector<int>& processors) {
-#if defined(__linux__)
-  if (processors.empty()) return;
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  for (const int processor : processors) CPU_SET(processor, &mask);
-  ::sched_setaffinity(0, sizeof(mask), &mask);
-#else
-  (void)processors;
-#endif
-}
 
 bool is_lost_ranks(const std::exception_ptr& error) {
   try {
@@ -68,7 +51,7 @@ void run_ranks(int ranks, const std::function<void(std::shared_ptr<Communicator>
   std::vector<std::exception_ptr> errors(count);
   const auto run = [&](int rank) {
     try {
-      stay_on(places[static_cast<std::size_t>(rank)]);
+      base::stay_on(places[static_cast<std::size_t>(rank)]);
       auto communicator = std::make_shared<Communicator>(comm::thread_transport(hub, rank));
       communicator->set_deadline(options.deadline);
       body(std::move(communicator));

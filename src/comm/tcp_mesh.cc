@@ -15,13 +15,13 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <span>
 #include <string_view>
 #include <thread>
 #include <utility>
 
 #include "base/check.h"
+#include "base/machine.h"
 #include "comm/roll_call.h"
 #include "comm/tcp_card.h"
 #include "treeattn/error.h"
@@ -276,15 +276,6 @@ std::string still_missing(const std::vector<Socket>& sockets, std::size_t first)
   return fmt::format("{} of {} did not come", name_ranks(missing), sockets.size());
 }
 
-std::string this_machine() {
-  std::string id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
-  if (!id.empty()) return id;
-  char name[64] = {};
-  ::gethostname(name, sizeof name - 1);
-  return name;
-}
-
 // Rank 0: hears of everyone, then tells everyone of all.
 std::vector<TcpCard> collect(const Socket& listening, const TcpCard& mine, const Deadline& deadline) {
   const auto size = static_cast<std::size_t>(mine.size);
@@ -366,7 +357,7 @@ TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {
   const auto size = static_cast<std::size_t>(place.size);
   TcpMesh mesh;
   mesh.sockets.resize(size);
-  mesh.machine.assign(size, this_machine());
+  mesh.machine.assign(size, base::machine_name());
   if (place.size == 1) return mesh;
 
   const Socket listening = listen_on(0);
