@@ -38,10 +38,16 @@ class KvRing::Load final : public RingLoad {
   std::vector<Request> send(std::size_t piece, std::size_t slot) override {
     return ring_.send(ring_.incoming_[piece], memory_, first_page(slot));
   }
-  void work_on_own(std::size_t piece) override { body_(own_, ring_.own_[piece].nodes); }
+  void work_on_own(std::size_t piece) override {
+    if (!ring_.own_[piece].nodes.empty()) body_(own_, ring_.own_[piece].nodes);
+  }
   void work_on(std::size_t piece, std::size_t slot) override {
     const RingPiece& incoming = ring_.incoming_[piece];
     ring_.work({&incoming, 1}, incoming.nodes, *memory_, first_page(slot), body_);
+  }
+  // Where an incoming piece lies.
+  PageWindow::Pages pages(std::size_t piece, std::size_t slot) const {
+    return ring_.pages_in(*memory_, ring_.incoming_[piece], first_page(slot));
   }
 
  private:
@@ -59,9 +65,10 @@ KvRing::KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequ
       layer_(layer),
       sequences_(sequences.begin(), sequences.end()),
       place_(comm_),
+      window_(comm_.size() > 1 ? store.page_window() : nullptr),
       // What threads send may lie on a GPU (comm/far_memory.h); one rank alone sends nothing.
-      to_processes_(comm_.transport() != "threads" && comm_.transport() != "self"),
-      reached_(store.device() == nullptr || !to_processes_) {
+      reached_(window_ != nullptr || store.device() == nullptr || comm_.transport() == "threads" ||
+               comm_.transport() == "self") {
   store.pool().backend().finish();  // what others are about to read, and what still reads the workspace
   for (const SequenceId id : sequences_) lengths_.push_back(store.length(id));
   own_ = pieces_of(comm_.rank());
@@ -75,7 +82,8 @@ KvRing::KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequ
 }
 
 // The same on every rank: it follows from shares and lengths alone. Pieces have about as many pages each; branches
-// without a token go with their neighbours.
+// without a token go with their neighbours. A rank without branches has one piece of nothing, so that what comes from
+// the left one turn can go to the right in the next.
 std::vector<RingPiece> KvRing::pieces_of(int rank) const {
   const ReductionOrder& order = store_.config().order;
   std::vector<std::vector<RingPiece::Page>> pages_of_leaf;
@@ -92,10 +100,10 @@ std::vector<RingPiece> KvRing::pieces_of(int rank) const {
     all_pages += pages.size();
   }
   const std::size_t wanted = std::max<std::size_t>(1, (all_pages + kPiecesPerShare - 1) / kPiecesPerShare);
-  std::vector<RingPiece> pieces;
+  std::vector<RingPiece> pieces = {{rank, {}, {}}};
   for (std::size_t i = 0; i < leaves.size(); ++i) {
-    const bool full = !pieces.empty() && pieces.back().pages.size() >= wanted;
-    if (pieces.empty() || (full && !pages_of_leaf[i].empty())) pieces.push_back({rank, {}, {}});
+    const bool full = pieces.back().pages.size() >= wanted;
+    if (full && !pages_of_leaf[i].empty()) pieces.push_back({rank, {}, {}});
     RingPiece& piece = pieces.back();
     piece.nodes = plan::unite(piece.nodes, {{0, leaves[i]}});
     piece.pages.insert(piece.pages.end(), pages_of_leaf[i].begin(), pages_of_leaf[i].end());
@@ -164,9 +172,30 @@ void KvRing::copy_own(const RingPiece& piece, const PageMemory& memory, std::siz
   }
 }
 
+PageWindow::Pages KvRing::own_pages(const RingPiece& piece) const {
+  const TokenBytes bytes = token_bytes(store_.config());
+  PageWindow::Pages out;
+  for (const RingPiece::Page& page : piece.pages) {
+    const auto spans = spans_of(store_.chunk(layer_, sequences_[page.sequence], page.chunk), bytes);
+    out.insert(out.end(), spans.begin(), spans.end());
+  }
+  return out;
+}
+
+PageWindow::Pages KvRing::pages_in(const PageMemory& memory, const RingPiece& piece, std::size_t first_page) const {
+  const TokenBytes bytes = token_bytes(store_.config());
+  PageWindow::Pages out;
+  for (const RingPiece::Page& page : piece.pages) {
+    const auto spans = spans_of(memory.page(first_page++, page.tokens), bytes);
+    out.insert(out.end(), spans.begin(), spans.end());
+  }
+  return out;
+}
+
 // body for pieces whose pages lie in `memory` one after the other, computed with where the cache is.
 void KvRing::work(std::span<const RingPiece> pieces, const plan::NodeSet& nodes, const PageMemory& memory,
                   std::size_t first_page, const Body& body) const {
+  if (nodes.empty()) return;
   KvBatch batch;
   batch.lengths = lengths_;
   const std::int64_t longest = *std::max_element(lengths_.begin(), lengths_.end());
@@ -189,7 +218,36 @@ void KvRing::work(std::span<const RingPiece> pieces, const plan::NodeSet& nodes,
   body(batch, nodes);
 }
 
+// In turns: what comes in turn t is worked on, and goes on, as many turns later as this rank has own pieces. It is out
+// of its slot before the next piece comes there.
+void KvRing::pass_through_window(const Body& body) {
+  const std::size_t own = own_.size(), incoming = incoming_.size(), slots = own + 1;
+  const auto goes_on = [&](const RingPiece& piece) { return piece.rank != place_.right(); };
+  const auto outgoing = own + static_cast<std::size_t>(std::ranges::count_if(incoming_, goes_on));
+  const std::size_t turns = std::max(outgoing, incoming);
+  Load load(*this, slots, body);
+  const auto work = [&](std::size_t turn) {
+    if (turn < own) return load.work_on_own(turn);
+    if (turn < own + incoming) load.work_on(turn - own, (turn - own) % slots);
+  };
+  WindowPass pass(comm_, place_, *window_);
+  for (std::size_t turn = 0; turn < turns; ++turn) {
+    PageWindow::Pages give, take;
+    if (turn < own) {
+      give = own_pages(own_[turn]);
+    } else if (turn < outgoing) {
+      give = load.pages(turn - own, (turn - own) % slots);
+    }
+    if (turn < incoming) take = load.pages(turn, turn % slots);
+    pass.turn(give, take, [&] { work(turn); });
+  }
+  pass.finish();
+  for (std::size_t turn = turns; turn < own + incoming; ++turn) work(turn);
+  for (int step = 1; step < comm_.size(); ++step) comm_.count_step();
+}
+
 void KvRing::pass_round(const Body& body) {
+  if (window_ != nullptr) return pass_through_window(body);
   RingPieces pieces;
   pieces.own = own_.size();
   for (const RingPiece& piece : incoming_) pieces.incoming.push_back(piece.rank);
@@ -227,33 +285,28 @@ void KvRing::pass_pages(std::span<const RingPiece> all, const std::shared_ptr<Pa
   comm_.wait_all(sends);
 }
 
-// The same, by way of a window.
-void KvRing::take_pages(PageWindow& window, std::span<const RingPiece> all, const PageMemory& memory) {
-  const TokenBytes bytes = token_bytes(store_.config());
+// The same, through a window.
+void KvRing::take_pages(std::span<const RingPiece> all, const PageMemory& memory) {
   std::vector<PageWindow::Pages> pages(static_cast<std::size_t>(comm_.size()));
   std::size_t next = 0;
   for (const RingPiece& piece : all) {
     if (piece.rank == comm_.rank()) copy_own(piece, memory, next);
+    const PageWindow::Pages more = pages_in(memory, piece, next);
     PageWindow::Pages& of_rank = pages[static_cast<std::size_t>(piece.rank)];
-    for (const RingPiece::Page& page : piece.pages) {
-      const auto spans = spans_of(memory.page(next++, page.tokens), bytes);
-      of_rank.insert(of_rank.end(), spans.begin(), spans.end());
-    }
+    of_rank.insert(of_rank.end(), more.begin(), more.end());
+    next += piece.pages.size();
   }
-  window.exchange(comm_, pages);
+  window_->exchange(comm_, pages);
 }
 
 void KvRing::collect(const Body& body) {
-  // All ranks ask, also those whose memory messages reach: another one's may be on a GPU.
-  PageWindow* const window = to_processes_ ? store_.page_window() : nullptr;
-  reached_ = reached_ || window != nullptr;
   std::vector<RingPiece> all = own_;
   all.insert(all.end(), incoming_.begin(), incoming_.end());
   std::size_t pages = 0;
   for (const RingPiece& piece : all) pages += piece.pages.size();
   const auto memory = make_memory(pages);
-  if (window != nullptr) {
-    take_pages(*window, all, *memory);
+  if (window_ != nullptr) {
+    take_pages(all, *memory);
   } else {
     pass_pages(all, memory);
   }

@@ -56,7 +56,10 @@ class KvRing {
   std::shared_ptr<PageMemory> make_memory(std::size_t pages) const;
   void copy_own(const RingPiece& piece, const PageMemory& memory, std::size_t first_page) const;
   void pass_pages(std::span<const RingPiece> all, const std::shared_ptr<PageMemory>& memory);
-  void take_pages(PageWindow& window, std::span<const RingPiece> all, const PageMemory& memory);
+  void take_pages(std::span<const RingPiece> all, const PageMemory& memory);
+  PageWindow::Pages own_pages(const RingPiece& piece) const;
+  PageWindow::Pages pages_in(const PageMemory& memory, const RingPiece& piece, std::size_t first_page) const;
+  void pass_through_window(const Body& body);
   void work(std::span<const RingPiece> pieces, const plan::NodeSet& nodes, const PageMemory& memory,
             std::size_t first_page, const Body& body) const;
 
@@ -70,7 +73,7 @@ class KvRing {
   std::vector<RingPiece> incoming_;  // in the order they arrive
   std::size_t largest_piece_ = 0;    // pages
   std::size_t most_pieces_ = 0;      // of one rank
-  bool to_processes_;                // messages go there, which can read only the host's memory
+  PageWindow* window_ = nullptr;     // by which pages go where messages do not reach
   bool reached_;                     // pages come to the memory that the cache is in, not by way of the host
 };
 

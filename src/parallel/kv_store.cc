@@ -80,7 +80,8 @@ KvStore::KvStore(std::shared_ptr<Communicator> communicator, const KvCacheConfig
 }
 
 PageWindow* KvStore::page_window() const {
-  if (!asked_for_window_ && communicator_->nodes() == 1) {
+  const bool one_machine = communicator_->transport() == "threads" || communicator_->nodes() == 1;
+  if (!asked_for_window_ && one_machine) {
     const Traffic before = communicator_->traffic();
     page_window_ = PageWindow::make(*communicator_, pool_->shared_backend());
     communicator_->reset_traffic(before);  // to find out, once: no part of what a call sends

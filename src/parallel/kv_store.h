@@ -94,7 +94,9 @@ class KvStore {
   std::int64_t carried_tokens(SequenceId sequence) const;
   std::size_t allocated_bytes() const { return pool_->used_bytes(); }
   // Of the GPU that the pages are on, for K and V of other ranks.
-  std::size_t workspace_bytes() const { return pool_->backend().workspace_bytes(); }
+  std::size_t workspace_bytes() const {
+    return pool_->backend().workspace_bytes() + (page_window_ ? PageWindow::kBytes : 0);
+  }
 
   // For the kernels. `pages` of the views are those the arrays hold, in use or not.
   KvBatch batch(int layer, std::span<const SequenceId> sequences) const;
@@ -106,8 +108,7 @@ class KvStore {
   bool same_on_ranks() const { return same_on_ranks_; }
   void found_same_on_ranks() const { same_on_ranks_ = true; }
 
-  // Collective. How pages of all ranks come to their GPUs where messages do not reach these: null where there is no
-  // such way. Kept from call to call.
+  // Collective. How pages of other ranks come to this one's GPU; null: by messages. Kept from call to call.
   PageWindow* page_window() const;
 
   // Keeps the memory of all chunks alive while messages that are given up may still read it.

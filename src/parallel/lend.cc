@@ -4,14 +4,27 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
+#include "base/this_process.h"
 #include "parallel/agree.h"
 #include "treeattn/error.h"
 
 namespace treeattn::parallel {
 
 using kernels::cuda::LentMemory;
+
+bool share_one_gpu(Communicator& communicator, int gpu) {
+  struct Seat {
+    std::uint64_t process = 0;
+    std::int64_t gpu = 0;
+    bool operator==(const Seat&) const = default;
+  };
+  const Seat mine{base::this_process(), gpu};
+  const std::vector<Seat> seats = gathered(communicator, mine);
+  return std::all_of(seats.begin(), seats.end(), [&](const Seat& seat) { return seat == mine; });
+}
 
 void require_reached(Communicator& communicator, const std::string& failure) {
   const std::vector<char> failed = gathered(communicator, static_cast<char>(failure.empty() ? 0 : 1));

@@ -9,6 +9,8 @@
 
 namespace treeattn::parallel {
 
+// Collective. Whether all ranks are threads of this process with the same GPU.
+bool share_one_gpu(Communicator& communicator, int gpu);
 // Collective. Throws Unavailable on every rank when `failure` is not empty on one.
 void require_reached(Communicator& communicator, const std::string& failure);
 // Collective. Connects everybody's. mine: null where it could not be made, for the reason in `failure`. Returns whether

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/this_process.h"
 #include "kernels/cuda/ranks/common_mailbox.h"
 #include "kernels/cuda/ranks/peer_exchange.h"
 #include "parallel/agree.h"
@@ -49,13 +48,6 @@ ExchangePlan plan_of(const plan::Shares& shares, StateShape shape) {
   out.root = numbers.front();
   return out;
 }
-
-// Which GPU of which process: threads see each other's memory.
-struct Seat {
-  std::uint64_t process = 0;
-  std::int64_t gpu = 0;
-  bool operator==(const Seat&) const = default;
-};
 
 class PeerReducer final : public DeviceReducer {
  public:
@@ -109,9 +101,7 @@ class PeerReducer final : public DeviceReducer {
   // Collective.
   void make(Communicator& comm, kernels::cuda::RankDevice& device, ExchangePlan plan) {
     device.finish();
-    const Seat mine{base::this_process(), device.gpu()};
-    const std::vector<Seat> seats = gathered(comm, mine);
-    if (std::all_of(seats.begin(), seats.end(), [&](const Seat& seat) { return seat == mine; })) {
+    if (share_one_gpu(comm, device.gpu())) {
       make_common(comm, device.gpu(), std::move(plan));
     } else {
       make_exchange(comm, device, std::move(plan));

@@ -23,27 +23,27 @@ int gpu_of(const void* address) {
 // GPUs on which this thread has copies under way, on a stream of its own that waits for no other one.
 thread_local std::vector<int> under_way;
 
-void start_on(int gpu, void* to, const void* from, std::size_t bytes) {
+}  // namespace
+
+void start_copy_on(int gpu, void* to, const void* from, std::size_t bytes) {
   const UseDevice use(gpu);
   if (std::ranges::find(under_way, gpu) == under_way.end()) under_way.push_back(gpu);
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cudaStreamPerThread), "copy of a message");
 }
 
-}  // namespace
-
 void start_copy(void* to, const void* from, std::size_t bytes) {
   const int source = gpu_of(from), target = gpu_of(to);
   if (source == target || source == kNone || target == kNone)
-    return start_on(std::max(source, target), to, from, bytes);
+    return start_copy_on(std::max(source, target), to, from, bytes);
   // By way of the host: pages are mapped for their own GPU alone (cuda_device_array.cc).
   constexpr std::size_t kPart = std::size_t{4} << 20;
   thread_local PinnedBuffer part;
   if (part.bytes() == 0) part.resize(kPart);
   for (std::size_t done = 0; done < bytes; done += kPart) {
     const std::size_t now = std::min(kPart, bytes - done);
-    start_on(source, part.data(), static_cast<const std::byte*>(from) + done, now);
+    start_copy_on(source, part.data(), static_cast<const std::byte*>(from) + done, now);
     finish_copies();
-    start_on(target, static_cast<std::byte*>(to) + done, part.data(), now);
+    start_copy_on(target, static_cast<std::byte*>(to) + done, part.data(), now);
     finish_copies();
   }
 }

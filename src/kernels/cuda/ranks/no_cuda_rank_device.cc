@@ -14,6 +14,7 @@ void DeviceArray::swap(DeviceArray&) noexcept {}
 void DeviceArray::grow(std::size_t) {}
 
 void start_copy(void*, const void*, std::size_t) {}
+void start_copy_on(int, void*, const void*, std::size_t) {}
 void finish_copies() {}
 
 struct RankDevice::Impl {};

@@ -52,6 +52,8 @@ class DeviceArray {
 // to[0, bytes) = from[0, bytes), either in the host's memory or in that of any GPU. What is under way on streams is not
 // waited for. Done when finish_copies() of the same thread has returned.
 void start_copy(void* to, const void* from, std::size_t bytes);
+// The same by one GPU, which reaches both.
+void start_copy_on(int gpu, void* to, const void* from, std::size_t bytes);
 void finish_copies();
 
 // Not thread-safe: one thread of a rank at a time. Everything below is put on the rank's stream, in order, and may be
