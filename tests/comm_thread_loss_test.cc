@@ -204,6 +204,28 @@ TEST(CommThreadLoss, AgainAfterShrink) {
       short_deadline());
 }
 
+// A group without a rank counts from 0 again; what is known of the losses is told in the first numbers as well.
+TEST(CommThreadLoss, NumbersThatRanksWereStartedWith) {
+  run_ranks(
+      5,
+      [](const World& world) {
+        if (world->rank() == 0) return;
+        expect_lost(*world, {0}, [&] { world->barrier(); });
+        if (world->rank() == 2) return;  // found missing while the others shrink
+        const World three = world->shrink();
+        if (world->rank() == 3) return;
+        try {
+          three->barrier();
+          ADD_FAILURE();
+        } catch (const LostRanks& error) {
+          EXPECT_STREQ(error.what(), "rank 1 of 3 (rank 3 of 5 at first) is gone, noticed in barrier");
+          EXPECT_EQ(error.ranks(), std::vector{1});
+          EXPECT_EQ(error.lost_so_far(), (std::vector{0, 2, 3}));
+        }
+      },
+      short_deadline());
+}
+
 // A rank that is lost after LostRanks, before or in shrink(), is left out of the new group as well.
 TEST(CommThreadLoss, WhileShrinking) {
   for (const bool sleeps : {false, true}) {

@@ -123,6 +123,20 @@ TEST(KvFiles, NothingSavedIsSomethingToo) {
   EXPECT_EQ(loaded.allocated_bytes(), 0u);
 }
 
+TEST(KvFiles, OtherFilesStay) {
+  const TemporaryDirectory directory;
+  for (const char* name : {"notes", "branch-of-mine.kv", "cache.manifest.old"}) {
+    write_file(directory.path() / name, {'x'});
+  }
+  small_pair(1).cache.save(directory.path());
+  const std::size_t files = files_in(directory.path()).size();
+  small_pair(2).cache.save(directory.path());
+  EXPECT_EQ(files_in(directory.path()).size(), files);
+  for (const char* name : {"notes", "branch-of-mine.kv", "cache.manifest.old"}) {
+    EXPECT_EQ(read_file(directory.path() / name), std::vector{'x'}) << name;
+  }
+}
+
 TEST(KvFiles, WhatIsNotThere) {
   const TemporaryDirectory directory;
   expect_refused(directory.path(), 1, "cache.manifest: cannot open: No such file or directory");

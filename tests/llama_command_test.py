@@ -132,6 +132,12 @@ def check_prompts(model, scratch, prompt):
     shutil.copy(scratch / "session" / "session.tokens.tmp", scratch / "draft")
     refused(f"--load: {scratch}/draft/cache.manifest: cannot open", "generate", "--random-weights", "llama-3.1-405b",
             "--load", scratch / "draft")
+    # Where only a save has left something, the next one takes its place; what lies beside a saved text stays.
+    generated(model, prompt, "-n", 4, "--save", scratch / "draft")
+    (scratch / "draft" / "notes").write_text("mine")
+    generated(model, prompt, "-n", 4, "--save", scratch / "draft")
+    assert generated(model, "-n", 4, "--load", scratch / "draft")["tokens"] == rest["tokens"]
+    assert (scratch / "draft" / "notes").read_text() == "mine"
     # What is asked of memory counts what was said before.
     refused(f"{want['prompt_tokens'] + 4 + 5} tokens on 1 rank", "generate", "--random-weights", "llama-3.1-405b",
             "-n", 5, "--load", scratch / "session", code=3)
@@ -179,6 +185,9 @@ def check_refusals(model, scratch):
     (scratch / "stories").write_bytes(b"A story.\n\xff\n")
     refused("a paragraph of --stories: byte 0 of 1 is not UTF-8", "demo", "--stories", scratch / "stories")
     refused("--save: /dev/null/here", *here, "x", "--save", "/dev/null/here")  # before any text: stdout is empty
+    # What lies there already would be mixed with what is saved.
+    refused(f"--save: {model}: has other files, such as config.json; accepted: a directory that is new, is empty or has",
+            *large, "--save", model)
     refused("--logprobs", "chat", "--model", model, "--logprobs", "2")
     refused("--system: byte 0 of 1", "chat", "--model", model, "--system", "\udcff")
     refused("one of the two", "generate", "x")
@@ -379,6 +388,21 @@ def check_progress(scratch):
     assert said.startswith(b'{"tokens":'), said
 
 
+def check_ends_of_answers(model, scratch):
+    """An answer is in the history as the template writes it, whichever token has ended it."""
+    other = scratch / "ends"
+    shutil.copytree(model, other)
+    config = json.loads((model / "config.json").read_text())
+    config["eos_token_id"] = list(range(195, 259))  # not <|eot_id|>; the first token that is said is one of them
+    (other / "config.json").write_text(json.dumps(config))
+    question = "x" * 5000  # too long: the refusal counts the tokens
+    message = "#{}#\n\n{}#"  # one byte for each token of the template
+    text = "#" + "".join(message.format(*one) for one in
+                         [("user", "Hello."), ("assistant", ""), ("user", question)]) + "#assistant#\n\n"
+    said = treeattn("chat", "--model", other, *ORDER, stdin=f"Hello.\n{question}\n".encode()).stderr.decode()
+    assert f"a text of {len(text)} tokens" in said, (len(text), said)
+
+
 def check_interrupted_chat(model):
     """Ctrl-C while nothing is said ends nothing: the next answer is whole."""
     command = [TREEATTN, "chat", "--model", str(model), "-n", "12", "--ignore-eos", *ORDER]
@@ -477,6 +501,7 @@ with tempfile.TemporaryDirectory() as name:
     check_streams(small, scratch_directory)
     check_without_tokenizer()
     check_chat(small)
+    check_ends_of_answers(small, scratch_directory)
     check_interrupted_load()
     check_progress(scratch_directory)
     check_interrupted_chat(small)

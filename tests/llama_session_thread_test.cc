@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/file.h"
@@ -272,6 +273,48 @@ TEST(Session, AListenerCannotGenerate) {
   EXPECT_EQ(rank.session.generate(prompt, tokens_of(5), listener).tokens, want);
   EXPECT_GE(refused, 6);
   EXPECT_EQ(rank.session.generate({}, tokens_of(5)).tokens, plain.session.generate({}, tokens_of(5)).tokens);
+}
+
+TEST(Session, AnotherThreadHasToWait) {
+  const SmallModel model;
+  const auto prompt = random_tokens(100, 301, 1);
+  SessionRank rank(model, self_communicator(), nullptr);
+  std::string refusal;
+  TextListener listener;
+  listener.token = [&](const TokenChoice&) {
+    std::thread([&] {
+      try {
+        rank.session.generate(prompt, tokens_of(5));
+      } catch (const Error& error) {
+        refusal = error.what();
+      }
+    }).join();
+  };
+  EXPECT_EQ(rank.session.generate(prompt, tokens_of(5), listener).tokens.size(), 5u);
+  EXPECT_NE(refusal.find("by another thread"), std::string::npos) << refusal;
+  EXPECT_EQ(rank.session.tokens().size(), 105u);
+}
+
+// As for a template that ends an answer by another token.
+TEST(Session, TheLastTokenCanBeTakenBack) {
+  const SmallModel model;
+  const auto prompt = random_tokens(100, 301, 1), second = random_tokens(70, 301, 2);
+  for (const int ranks : {1, 3}) {
+    run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
+      SessionRank rank(model, world, nullptr);
+      EXPECT_THROW(rank.session.forget_last_token(), InvalidArgument);
+      rank.session.generate(prompt, tokens_of(5));
+      std::vector<std::int32_t> want = rank.session.tokens();
+      want.pop_back();
+      rank.session.forget_last_token();
+      EXPECT_EQ(rank.session.tokens(), want);
+      EXPECT_THROW(rank.session.forget_last_token(), InvalidArgument);  // the model has read it
+      const auto answer = rank.session.generate(second, tokens_of(5)).tokens;
+      want.insert(want.end(), second.begin(), second.end());
+      want.insert(want.end(), answer.begin(), answer.end());
+      EXPECT_EQ(rank.session.tokens(), want);
+    });
+  }
 }
 
 // A save cuts off what is not finished, such as the piece of the prompt that the listener hears of.

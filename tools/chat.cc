@@ -116,7 +116,10 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const model::Cha
     messages.push_back({"user", *line});
     try {
       require_utf8("the message", *line);
-      session.generate(turn_tokens(tokenizer, messages, date, session.tokens()), text, listener);
+      const GenerateResult answer =
+          session.generate(turn_tokens(tokenizer, messages, date, session.tokens()), text, listener);
+      // Templates end every answer by the same token, whichever the model has said.
+      if (answer.reason == StopReason::kStopToken) session.forget_last_token();
       messages.clear();  // they are in the cache now
     } catch (const InvalidArgument& error) {
       // Refused on every rank before any work: too long, or not UTF-8.

@@ -205,7 +205,12 @@ int run(const GenerateCommand& options) {
       "--load: {} has a text of {} tokens, the prompt {}; accepted: together fewer than the model's context, {}",
       options.load, before, length, context);
   // Now, not when the text is there and cannot be kept.
-  if (!options.save.empty()) inside_option("--save", [&] { make_directory(options.save); });
+  if (!options.save.empty()) {
+    inside_option("--save", [&] {
+      make_directory(options.save);
+      model::require_no_other_files(options.save);
+    });
+  }
   text.interrupt = &interrupt_flag();
   std::once_flag ready;
   return run_model(plan, std::min(context, before + length + text.max_tokens), [&](const ModelRank& rank) {
@@ -253,7 +258,7 @@ Command add_generate(CommandLine& parent) {
   app->add_option("--load", options->load, "Go on with the text of this directory, on any number of ranks")
       ->type_name("DIR")
       ->own_value_to_rank();
-  app->add_option("--save", options->save, "Keep cache and text in this directory")
+  app->add_option("--save", options->save, "Keep cache and text in this directory, new or of an earlier save")
       ->type_name("DIR")
       ->own_value_to_rank();
   app->add_option("--logits", options->logits, "")->type_name("FILE")->group("")->own_to_rank();  // for tests

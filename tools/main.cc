@@ -83,7 +83,7 @@ int fail_once(const char* message, int code) {
 int fail_lost(const LostRanks& error) {
   int first = 0;
   bool given_up = false;
-  for (const int rank : error.ranks()) {
+  for (const int rank : error.lost_so_far()) {
     first += rank == first ? 1 : 0;
     given_up = given_up || rank == launch_rank();
   }

@@ -108,7 +108,9 @@ class Communicator {
                  std::optional<Seconds> deadline = {});
   // Collective. all [size, mine.size()]: what each rank gave, by rank. ceil(log2 size) rounds.
   void allgather(std::span<const std::byte> mine, std::span<std::byte> all, std::optional<Seconds> deadline = {});
-  // Collective. ceil(log2 size) rounds.
+  // Collective. Every rank must name the same root, which is not checked: a rank that takes itself for the root hears
+  // of no other. Where they differ, ranks get different data, or wait for what nobody sends, and messages that are left
+  // over are taken for those of later collectives. ceil(log2 size) rounds.
   void broadcast(std::span<std::byte> data, int root, std::optional<Seconds> deadline = {});
   // Collective: returns when all ranks have come.
   void barrier(std::optional<Seconds> deadline = {});

@@ -30,12 +30,16 @@ class Unavailable : public Error {
 // Other ranks did not answer within the deadline, or are known to be gone. Thrown on every surviving rank.
 class LostRanks : public Error {
  public:
-  LostRanks(const std::string& what, std::vector<int> ranks) : Error(what), ranks_(std::move(ranks)) {}
+  LostRanks(const std::string& what, std::vector<int> ranks, std::vector<int> lost_so_far)
+      : Error(what), ranks_(std::move(ranks)), lost_so_far_(std::move(lost_so_far)) {}
   // Ascending, in the numbering of the communicator that threw.
   const std::vector<int>& ranks() const { return ranks_; }
+  // With those that were lost before them. Ascending, by the numbers that they were started with.
+  const std::vector<int>& lost_so_far() const { return lost_so_far_; }
 
  private:
   std::vector<int> ranks_;
+  std::vector<int> lost_so_far_;
 };
 
 // A file that is missing, damaged, or not what it should be.

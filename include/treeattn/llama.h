@@ -151,8 +151,9 @@ struct LlamaOptions {
   bool gather_kv = false;    // prefill: collect K and V of a layer first instead of passing them round
 };
 
-// A text that grows, on one rank of a group that makes the same calls. Not thread-safe; different sessions may share a
-// model and a pool, from different threads too. One that was moved from may be destroyed, nothing else.
+// A text that grows, on one rank of a group that makes the same calls. Not thread-safe: a second generate() at the
+// same time gets an Error, other calls are not looked after. Different sessions may share a model and a pool, from
+// different threads too. One that was moved from may be destroyed, nothing else.
 class LlamaSession {
  public:
   LlamaSession(std::shared_ptr<const LlamaModel> model, std::shared_ptr<Communicator> communicator, ThreadPool& pool,

@@ -177,14 +177,18 @@ void Communicator::Impl::throw_lost(std::string_view name, Seconds within) {
   find_lost();
   // A group that has lost none of its own is broken with its family: name the ranks by the family's numbers.
   const bool own = !lost.empty();
-  std::vector<int> named = lost;
-  if (!own) {
-    for (std::size_t i = 0; i < family->members().size(); ++i) {
-      if (comm::contains(family->lost(), family->members()[i])) named.push_back(static_cast<int>(i));
-    }
+  const std::vector<int>& numbered = own ? members : family->members();
+  std::vector<int> named, at_first;
+  for (std::size_t i = 0; i < numbered.size(); ++i) {
+    if (!comm::contains(family->lost(), numbered[i])) continue;
+    named.push_back(static_cast<int>(i));
+    at_first.push_back(numbered[i]);
   }
-  const std::string who = fmt::format("{} of {}{}", name_ranks(named), own ? members.size() : family->members().size(),
-                                      own ? "" : " in the group that this one was split from");
+  std::string who = fmt::format("{} of {}{}", name_ranks(named), numbered.size(),
+                                own ? "" : " in the group that this one was split from");
+  // A group that was made by shrinking has numbers that nobody was started with.
+  const auto started = static_cast<std::size_t>(transport().size());
+  if (family->members().size() < started) who += fmt::format(" ({} of {} at first)", name_ranks(at_first), started);
   const bool known =
       std::all_of(family->lost().begin(), family->lost().end(), [&](int member) { return transport().gone(member); });
   std::string what;
@@ -198,7 +202,7 @@ void Communicator::Impl::throw_lost(std::string_view name, Seconds within) {
   } else {
     what = fmt::format("{} did not answer within {:.1f} s in {}", who, within.count(), name);
   }
-  throw LostRanks(what, lost);
+  throw LostRanks(what, lost, endpoint->lost);
 }
 
 std::span<std::byte> Communicator::Impl::scratch(std::size_t bytes) {

@@ -53,7 +53,10 @@ std::string name_ranks(const RankSet& ranks) {
 Family::Family(Endpoint& endpoint, int context, std::vector<int> members)
     : endpoint_(endpoint), context_(context), members_(std::move(members)) {}
 
-void Family::add_lost(const RankSet& more) { unite(lost_, more); }
+void Family::add_lost(const RankSet& more) {
+  unite(lost_, more);
+  unite(endpoint_.lost, more);
+}
 
 void Family::call(Instant listen_until, Instant end) {
   if (phase_ != Phase::kQuiet) {
@@ -165,6 +168,7 @@ void Family::tell_others(Note::Kind kind) {
 
 void Family::finish() {
   phase_ = Phase::kOver;
+  unite(endpoint_.lost, lost_);
   state_.clear();
   endpoint_.transport()->mark_broken();
 }

@@ -141,6 +141,9 @@ class Endpoint {
   // of its tags means one group.
   int next_context = 0;
 
+  // By all families so far.
+  RankSet lost;
+
  private:
   static constexpr std::chrono::milliseconds kLongestPause{100};
   void hear(Note note, Instant now);

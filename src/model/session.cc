@@ -36,16 +36,20 @@ requires std::is_arithmetic_v<T> std::uint32_t digest(const T& value) { return d
 
 }  // namespace
 
-// What a listener changed under way would be taken for what the model said.
+// What a listener, or another thread, changed under way would be taken for what the model said.
 class Session::Generating {
  public:
-  explicit Generating(bool& flag) : flag_(flag) { flag_ = true; }
+  explicit Generating(std::atomic<bool>& flag) : flag_(flag) {
+    if (!flag.exchange(true)) return;
+    throw Error(
+        "generate called by a listener of the same session, or by another thread; accepted: calls after it returns");
+  }
   ~Generating() { flag_ = false; }
   Generating(const Generating&) = delete;
   Generating& operator=(const Generating&) = delete;
 
  private:
-  bool& flag_;
+  std::atomic<bool>& flag_;
 };
 
 // One generate() under way.
@@ -126,8 +130,7 @@ std::vector<parallel::Given> Session::given(std::span<const std::int32_t> prompt
 
 GenerateResult Session::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
                                  const TextListener& listener, std::string refusal) {
-  if (generating_) throw Error("generate called by a listener of the same session; accepted: calls after it returns");
-  const Generating scope(generating_);
+  const Generating scope(*generating_);
   Call call{options, listener, StopScanner(options.stop), {}, 0, 0, Clock::now(), {}};
   if (tokenizer_) call.stream.emplace(*tokenizer_);
   while (!in_step_) without_loss(call, [] {});  // the call before ended on the way
@@ -282,10 +285,17 @@ void Session::get_in_step(Call& call) {
   llama_->truncate(sequence_, last.first);
 }
 
+void Session::forget_last_token() {
+  base::require(
+      static_cast<std::int64_t>(known_.size()) > std::max(prompt_end_, llama_->transcript(sequence_).length()),
+      "the last token is in the cache or of a prompt; accepted: one that was said last");
+  known_.pop_back();
+}
+
 void Session::save(const std::filesystem::path& directory) const {
   const auto cached = llama_->transcript(sequence_).tokens().size();
   // Saving cuts off what is not finished: here the caller is about to go on with it.
-  if (generating_ && (!in_step_ || static_cast<std::int64_t>(cached) < prompt_end_)) {
+  if (*generating_ && (!in_step_ || static_cast<std::int64_t>(cached) < prompt_end_)) {
     throw Error(
         "save called by a listener before the prompt is in the cache; accepted: calls by listeners of tokens and text, "
         "or after generate returns");

@@ -2,6 +2,7 @@
 // A text that grows: prompts go in, tokens come out, on every rank alike.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -29,6 +30,8 @@ class Session {
                           const TextListener& listener = {}, std::string refusal = {});
 
   const std::vector<std::int32_t>& tokens() const { return known_; }
+  // Takes back the token that ended an answer, which is not in the cache yet. On every rank.
+  void forget_last_token();
   Llama& llama() { return *llama_; }
   // Collective.
   void save(const std::filesystem::path& directory) const;
@@ -59,7 +62,8 @@ class Session {
   std::int64_t number_;       // of this rank in the group that the session began with
   std::vector<int> members_;  // the ranks that are left, as that group numbered them
   bool in_step_ = true;       // false from a loss until those that are left have the same text
-  bool generating_ = false;
+  // Threads may ask at the same time; behind a pointer because a session moves.
+  std::unique_ptr<std::atomic<bool>> generating_ = std::make_unique<std::atomic<bool>>(false);
 };
 
 }  // namespace treeattn::model

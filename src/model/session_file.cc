@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/session_file.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
+#include <string>
 #include <system_error>
 #include <type_traits>
 #include <utility>
@@ -12,6 +15,7 @@
 #include "base/check.h"
 #include "base/checksum.h"
 #include "base/file.h"
+#include "parallel/kv_files.h"
 #include "treeattn/error.h"
 
 namespace treeattn::model {
@@ -173,6 +177,23 @@ SavedText saved_text_of(const std::filesystem::path& directory, std::uint64_t ge
     base::throw_bad_file(directory / kSavedTextName, "belongs to another save than the cache");
   }
   return text;
+}
+
+void require_no_other_files(const std::filesystem::path& directory) {
+  std::string other;
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator entry(directory, ignored), end; entry != end; entry.increment(ignored)) {
+    const std::string name = entry->path().filename().string();
+    if (name == parallel::kManifestName) return;
+    // What the first save left when it was cut off is no other file.
+    const bool of_save = name == kSavedTextName || name == kSavedDraftName || parallel::is_cache_file(name);
+    if (!of_save && (other.empty() || name < other)) other = name;
+  }
+  if (other.empty()) return;
+  base::throw_bad_file(directory,
+                       fmt::format("has other files, such as {}; accepted: a directory that is new, is empty or has a "
+                                   "saved text",
+                                   other));
 }
 
 }  // namespace treeattn::model

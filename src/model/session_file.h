@@ -44,5 +44,7 @@ inline constexpr const char* kSavedDraftName = "session.tokens.tmp";
 SavedText read_saved_text(const std::filesystem::path& file);
 // The one of a directory that belongs to a generation of its cache.
 SavedText saved_text_of(const std::filesystem::path& directory, std::uint64_t generation);
+// Throws BadFile where other files are in the directory and no save: one would mix its own with them.
+void require_no_other_files(const std::filesystem::path& directory);
 
 }  // namespace treeattn::model

@@ -10,6 +10,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -30,11 +31,14 @@ namespace {
 namespace fs = std::filesystem;
 using base::File;
 
-constexpr const char* kManifestName = "cache.manifest";
 constexpr const char* kManifestDraft = "cache.manifest.tmp";
 
 std::string branch_name(int branch, std::uint64_t generation) {
   return fmt::format("branch-{:05}.{:016x}.kv", branch, generation);
+}
+
+bool is_branch_name(std::string_view name) {
+  return name.size() == branch_name(0, 0).size() && name.starts_with("branch-") && name.ends_with(".kv");
 }
 
 fs::path branch_file(const fs::path& directory, int branch, std::uint64_t generation) {
@@ -52,8 +56,8 @@ void remove_other_generations(const fs::path& directory, std::uint64_t generatio
   std::error_code ignored;
   for (fs::directory_iterator entry(directory, ignored), end; entry != end; entry.increment(ignored)) {
     const std::string name = entry->path().filename().string();
-    const bool is_branch = name.size() == ours.size() && name.starts_with("branch-") && name.ends_with(".kv");
-    if (is_branch && name.substr(name.find('.')) != ours.substr(ours.find('.'))) fs::remove(entry->path(), ignored);
+    const bool other = is_branch_name(name) && name.substr(name.find('.')) != ours.substr(ours.find('.'));
+    if (other) fs::remove(entry->path(), ignored);
   }
 }
 
@@ -241,6 +245,10 @@ std::vector<int> all_leaves(const KvStore& store) {
 }
 
 }  // namespace
+
+bool is_cache_file(std::string_view name) {
+  return name == kManifestName || name == kManifestDraft || is_branch_name(name);
+}
 
 DirectoryTurn::DirectoryTurn(Communicator& communicator, const fs::path& directory) : generation_(new_generation()) {
   constexpr double kPatience = 60;  // seconds

@@ -13,12 +13,17 @@
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "base/file.h"
 #include "parallel/kv_format.h"
 #include "parallel/kv_store.h"
 
 namespace treeattn::parallel {
+
+inline constexpr const char* kManifestName = "cache.manifest";
+// Whether a save gives its files such names.
+bool is_cache_file(std::string_view name);
 
 // Collective. A directory that one group at a time writes to: made where there is none, and locked by rank 0 as long as
 // this lives. The ranks wait together, so that none is missed by the others meanwhile. Throws BadFile on every rank if

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """treeattn generate --recover over three MPI ranks of which one is killed while the text grows. The text must be that of
-one rank alone.
+one rank alone. Where another one is killed before the text is saved, the last one must say so.
 
 Usage: llama_loss_test.py TREEATTN MODEL MPIRUN [OPTION...]     MODEL: one of tests/golden/llama, without a tokenizer
 """
 
+import fcntl
 import os
 import pathlib
 import signal
@@ -57,11 +58,11 @@ def same_text(got, want, victim):
     return got == want or any(got in (want[:i] + want[i + 1:], want[:i + 1] + want[i:]) for i in places)
 
 
-def run(victim, treeattn, model, mpirun, want):
-    """What is wrong; empty when all is well."""
+def run(victim, treeattn, model, mpirun, want, *, next_victim=None, save=None):
+    """What is wrong; empty when all is well. next_victim: killed when the text is there, and waits to be saved."""
     mark = uuid.uuid4().hex
     command = [*mpirun, "-x", "TREEATTN_TEST_MARK", "-n", str(RANKS), *arguments(treeattn, model), "--recover",
-               "--deadline", "5"]
+               "--deadline", "5", *(["--save", save] if save else [])]
     with tempfile.TemporaryFile() as errors:
         job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
                                env=dict(os.environ, TREEATTN_TEST_MARK=mark))
@@ -76,6 +77,10 @@ def run(victim, treeattn, model, mpirun, want):
             if not killed and text.count(b" ") >= KILL_AFTER:
                 end(processes(mark, victim))
                 killed = True
+        if next_victim is not None:
+            end(processes(mark, next_victim))
+            while processes(mark):  # the rest end by themselves, or by the timer
+                time.sleep(0.1)
         time.sleep(0.5)  # for the last words on stderr
         timer.cancel()
         end([*processes(mark), job.pid])  # mpirun may not end by itself after a loss
@@ -89,7 +94,19 @@ def run(victim, treeattn, model, mpirun, want):
         return f"another text: {len(got)} tokens, {len(want)} wanted\n{said}"
     if f"went on without rank {victim}" not in said:
         return f"nobody missed rank {victim}\n{said}"
+    if next_victim is not None and f"(rank {next_victim} of {RANKS} at first)" not in said:
+        return f"nobody missed rank {next_victim} after rank {victim}\n{said}"
     return ""
+
+
+def run_twice_lost(treeattn, model, mpirun, want):
+    """A second one is lost from the two that are left, with no call to recover in: the last one names it."""
+    with tempfile.TemporaryDirectory() as save:
+        busy = os.open(save, os.O_RDONLY)
+        fcntl.flock(busy, fcntl.LOCK_EX)
+        problem = run(0, treeattn, model, mpirun, want, next_victim=1, save=save)
+        os.close(busy)
+    return problem
 
 
 def main():
@@ -101,6 +118,9 @@ def main():
         problem = run(victim, treeattn, model, mpirun, want)
         print(f"kill of rank {victim}: {'FAILED: ' + problem if problem else 'the same text'}")
         failed = failed or bool(problem)
+    problem = run_twice_lost(treeattn, model, mpirun, want)
+    print(f"kill of rank 0, then of rank 1: {'FAILED: ' + problem if problem else 'both are named'}")
+    failed = failed or bool(problem)
     return 1 if failed else 0
 
 
