@@ -337,7 +337,7 @@ int run(const BenchDecodeOptions& options) {
 }
 
 constexpr char kFooter[] =
-    R"(Ranks are the processes of a launcher (mpirun, srun), or else --ranks threads. With --device cuda they go
+    R"(Ranks are the processes of a launcher (mpirun, srun, torchrun), or else --ranks threads. With --device cuda they go
 round the GPUs of the machine; several may share one.
 
 Columns:

@@ -35,7 +35,7 @@ constexpr char kFooter[] = R"(Examples:
   treeattn bench attention --heads 32 --kv-heads 8 --dtype bf16 --tokens 128k
   treeattn bench attention --device cuda          the same on a GPU
   treeattn bench decode --ranks 4                 tree against ring over four ranks
-  mpirun -n 4 treeattn bench decode               the same over MPI
+  mpirun -n 4 treeattn bench decode               the same over processes; torchrun --no-python does, too
   treeattn simulate --ranks 128                   the same on a cluster that is not there
   treeattn plan --model llama-3.1-8b --context 1M how many devices, and how fast
   treeattn reproduce latency                      a result of the paper beside ours
