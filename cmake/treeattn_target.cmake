@@ -67,6 +67,15 @@ function(treeattn_use_headers target)
   endforeach()
 endfunction()
 
+# treeattn_optional(NAME help): the option TREEATTN_NAME for something that may be absent: AUTO, ON or OFF.
+function(treeattn_optional name help)
+  set(TREEATTN_${name} AUTO CACHE STRING "${help}, ON or OFF")
+  set_property(CACHE TREEATTN_${name} PROPERTY STRINGS AUTO ON OFF)
+  if(NOT TREEATTN_${name} MATCHES "^(AUTO|ON|OFF)$")
+    message(FATAL_ERROR "TREEATTN_${name} is \"${TREEATTN_${name}}\"; accepted: AUTO, ON or OFF")
+  endif()
+endfunction()
+
 # treeattn_precompile(target header...), or (target REUSE_FROM other): headers of other people that most files of a target
 # include, parsed once for all of them. Not for what is compiled for another instruction set.
 option(TREEATTN_PCH "Parse other people's headers once for each target: for builds that are run once, without ccache" OFF)

@@ -42,7 +42,7 @@ struct DemoCommand {
 std::filesystem::path demo_directory() {
   std::error_code none;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", none);
-  const std::filesystem::path installed = self.parent_path().parent_path() / "share" / "treeattn" / "demo_model";
+  const std::filesystem::path installed = self.parent_path() / TREEATTN_INSTALLED_DEMO_DIR;
   return std::filesystem::exists(installed / "stories.txt", none) ? installed : TREEATTN_DEMO_DIR;
 }
 

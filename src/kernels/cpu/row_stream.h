@@ -71,9 +71,10 @@ class RowStream {
     if (one_run_) return {rows_[0] + h * share};
     const int heads_a_row = heads_ / kTokens;  // at work while one row comes
     if (side_by_side_ && heads_ % kTokens == 0) return {rows_[h / heads_a_row] + h % heads_a_row * share};
+    constexpr int kLocality = kDistance.locality;  // without -O GCC takes no member for a constant
     for (int i = 0; i < kTokens; ++i) {
       const std::byte* row = rows_[i] + h * own_.head_bytes;
-      for (int at = 0; at < row_bytes_; at += Lines::kLineBytes) __builtin_prefetch(row + at, 0, kDistance.locality);
+      for (int at = 0; at < row_bytes_; at += Lines::kLineBytes) __builtin_prefetch(row + at, 0, kLocality);
     }
     return {at_hand_, 0};
   }

@@ -62,7 +62,7 @@ struct Float16 {
 
   // Zeros; NaN in some lane from the first element on that is not finite.
   struct Watch {
-    float16x8_t sums = vdupq_n_f16(0);
+    float16x8_t sums{};  // zeros, where clang takes no vdupq_n_f16 (a macro)
 
     // {0, 0, 0, zero or NaN}
     TREEATTN_FORCE_INLINE float32x4_t by_token() const {
