@@ -32,7 +32,7 @@ struct ThreadMessage {
 namespace {
 
 constexpr std::size_t kCopyUpTo = std::size_t{64} << 10;
-constexpr std::chrono::microseconds kSpin{30};
+constexpr std::chrono::microseconds kSpin{2000};  // as in thread_pool.cc: waking takes long
 // So that a waiting call looks at the clock now and then.
 constexpr std::chrono::milliseconds kNap{5};
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
