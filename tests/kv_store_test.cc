@@ -24,6 +24,18 @@ using namespace testing_kv;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
+TEST(KvMemory, WhatIsForgottenStaysWithItsUsers) {
+  const auto memory = parallel::host_memory();
+  const auto first = memory->workspace(0, 1000);
+  EXPECT_EQ(memory->workspace(0, 3000), first);
+  EXPECT_EQ(memory->workspace_bytes(), 3000u);
+  first->data()[2999] = std::byte{7};
+  memory->forget_workspaces();
+  EXPECT_EQ(memory->workspace_bytes(), 0u);
+  EXPECT_NE(memory->workspace(0, 1000)->data(), first->data());
+  EXPECT_EQ(first->data()[2999], std::byte{7});
+}
+
 KvCacheConfig small_config(DType type = DType::kFloat32) {
   return {.layers = 1,
           .kv_heads = 2,

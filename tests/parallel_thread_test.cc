@@ -163,7 +163,11 @@ TEST(LostRank, SurvivorsGoOnWithTheSameBits) {
   const Loop loop;
   const auto want = loop.undisturbed();
   constexpr std::int64_t kLostAt = 20;
-  for (const int ranks : {2, 3, 5, 8}) {
+  for (const auto& [ranks, strategy] : {std::pair{2, Strategy::kMerge},
+                                        {3, Strategy::kMerge},
+                                        {5, Strategy::kMerge},
+                                        {8, Strategy::kMerge},
+                                        {3, Strategy::kRing}}) {
     for (const int lost : {0, ranks - 1}) {
       std::atomic<int> wrong = 0, recovered = 0;
       RankOptions options;
@@ -173,7 +177,7 @@ TEST(LostRank, SurvivorsGoOnWithTheSameBits) {
           [&](std::shared_ptr<Communicator> world) {
             ThreadPool pool(1);
             KvCache cache(world, loop.config());
-            auto attention = std::make_unique<ParallelAttention>(world, ParallelOptions{Strategy::kMerge});
+            auto attention = std::make_unique<ParallelAttention>(world, ParallelOptions{strategy});
             const SequenceId id = cache.add_sequence();
             loop.append(cache, id, 0, Loop::kPrompt);
             for (std::int64_t step = 0; step < Loop::kSteps; ++step) {
@@ -185,9 +189,11 @@ TEST(LostRank, SurvivorsGoOnWithTheSameBits) {
                 if (!testing_parallel::same_bits(std::span<const float>(out), expected)) ++wrong;
               } catch (const LostRanks& error) {
                 if (error.ranks() != std::vector<int>{lost}) ++wrong;
+                // Messages of the call may still write to what it worked with.
+                if (cache.store().workspace_bytes() != 0) ++wrong;
                 world = world->shrink();
                 for (const TokenRange& range : cache.adopt(world)) loop.write(cache, range);
-                attention = std::make_unique<ParallelAttention>(world, ParallelOptions{Strategy::kMerge});
+                attention = std::make_unique<ParallelAttention>(world, ParallelOptions{strategy});
                 step = Loop::last_step(cache, id) - 1;
                 ++recovered;
               }

@@ -81,7 +81,8 @@ Way measure(model::Llama& llama, Strategy strategy, int steps, std::int32_t firs
     way.step_ms += decode() / steps;
     way.bytes = world.traffic().bytes - sent;
   }
-  way.peak_bytes = parallel::largest_of_ranks(world, peak.bytes());
+  const std::size_t kept = strategy == Strategy::kRing ? llama.cache().store().workspace_bytes() : 0;
+  way.peak_bytes = parallel::largest_of_ranks(world, peak.bytes() + kept);
   way.bytes = parallel::largest_of_ranks(world, way.bytes);
   llama.truncate(sequence, length);
   return way;

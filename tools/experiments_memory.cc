@@ -135,10 +135,11 @@ void run_memory(ExperimentContext& context, Outcome& out) {
                            context.quick ? "within 0.05" : "within 0.01", off <= (context.quick ? 0.05 : 0.01)});
   }
   out.notes.push_back(
-      "Measured: K and V as allocated by the cache, q and out, and what a call allocates at its peak, seen by operator "
-      "new; two ranks that are threads; chunks of 64 tokens in 16 branches. The ring makes room for as many pieces as "
-      "a "
-      "share has, each as large as the largest: where pieces are uneven it holds a little more than 4btd.");
+      "Measured: K and V as allocated by the cache, q and out, what a call allocates at its peak, seen by operator "
+      "new, "
+      "and what the ring keeps for the pieces on their way; two ranks that are threads; chunks of 64 tokens in 16 "
+      "branches. The ring makes room for as many pieces as a share has, each as large as the largest: where pieces are "
+      "uneven it holds a little more than 4btd.");
   if (context.quick)
     out.notes.push_back("Quick: 4,096 tokens a device instead of 64,000, and the paper's gaps scaled down alike.");
 }

@@ -81,12 +81,12 @@ class GpuMemory final : public KvMemory {
 
 }  // namespace
 
-std::byte* KvMemory::workspace(std::size_t number, std::size_t bytes) {
+std::shared_ptr<GrowingArray> KvMemory::workspace(std::size_t number, std::size_t bytes) {
   Workspace& workspace = workspaces_[number];
   if (!workspace.array) workspace.array = reserve(this->bytes());
   workspace.array->grow(bytes);
   workspace.bytes = std::max(workspace.bytes, bytes);
-  return workspace.array->data();
+  return workspace.array;
 }
 
 std::size_t KvMemory::workspace_bytes() const {

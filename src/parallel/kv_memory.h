@@ -41,13 +41,15 @@ class KvMemory {
 
   // Memory for what a call works with, kept from call to call; content undefined. It grows where it lies.
   static constexpr std::size_t kWorkspaces = 4;
-  std::byte* workspace(std::size_t number, std::size_t bytes);
+  std::shared_ptr<GrowingArray> workspace(std::size_t number, std::size_t bytes);
+  // The next call gets other memory: messages that were given up may still write to this, which is theirs from now on.
+  void forget_workspaces() noexcept { workspaces_ = {}; }
   // What it has grown to, all of it.
   std::size_t workspace_bytes() const;
 
  private:
   struct Workspace {
-    std::unique_ptr<GrowingArray> array;
+    std::shared_ptr<GrowingArray> array;
     std::size_t bytes = 0;
   };
   std::array<Workspace, kWorkspaces> workspaces_;

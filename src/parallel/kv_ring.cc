@@ -2,6 +2,7 @@
 #include "parallel/kv_ring.h"
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <utility>
 
@@ -19,6 +20,21 @@ std::vector<std::span<std::byte>> spans_of(const ChunkMemory& page, const TokenB
   if (page.v_scales) out.emplace_back(reinterpret_cast<std::byte*>(page.v_scales), tokens * bytes.v_scales);
   return out;
 }
+
+// A call that throws gives messages up.
+class ForgetIfThrown {
+ public:
+  explicit ForgetIfThrown(KvMemory& memory) : memory_(memory) {}
+  ~ForgetIfThrown() {
+    if (std::uncaught_exceptions() > before_) memory_.forget_workspaces();
+  }
+  ForgetIfThrown(const ForgetIfThrown&) = delete;
+  ForgetIfThrown& operator=(const ForgetIfThrown&) = delete;
+
+ private:
+  KvMemory& memory_;
+  const int before_ = std::uncaught_exceptions();
+};
 
 }  // namespace
 
@@ -59,12 +75,13 @@ class KvRing::Load final : public RingLoad {
   const std::shared_ptr<PageMemory> memory_;
 };
 
-KvRing::KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequences)
+KvRing::KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequences, bool repeated)
     : store_(store),
       comm_(*store.communicator()),
       layer_(layer),
       sequences_(sequences.begin(), sequences.end()),
       place_(comm_),
+      repeated_(repeated),
       window_(comm_.size() > 1 ? store.page_window() : nullptr),
       // What threads send may lie on a GPU (comm/far_memory.h); one rank alone sends nothing.
       reached_(window_ != nullptr || store.device() == nullptr || comm_.transport() == "threads" ||
@@ -151,8 +168,8 @@ std::vector<Request> KvRing::send_own(const RingPiece& piece) {
 
 // Where messages come and go.
 std::shared_ptr<PageMemory> KvRing::make_memory(std::size_t pages) const {
-  const bool on_gpu = store_.device() != nullptr && reached_;
-  return std::make_shared<PageMemory>(store_.config(), pages, on_gpu ? store_.pool().shared_backend() : nullptr);
+  const bool kept = reached_ && (repeated_ || store_.device() != nullptr);
+  return std::make_shared<PageMemory>(store_.config(), pages, kept ? &store_.pool().backend() : nullptr);
 }
 
 // Done when the backend has finished.
@@ -213,7 +230,7 @@ void KvRing::work(std::span<const RingPiece> pieces, const plan::NodeSet& nodes,
     memory.bind(batch);
     return body(batch, nodes);
   }
-  const PageMemory on_gpu = memory.copied(store_.pool().shared_backend(), first_page, next - begin);
+  const PageMemory on_gpu = memory.copied(store_.pool().backend(), first_page, next - begin);
   on_gpu.bind(batch);
   body(batch, nodes);
 }
@@ -247,6 +264,7 @@ void KvRing::pass_through_window(const Body& body) {
 }
 
 void KvRing::pass_round(const Body& body) {
+  const ForgetIfThrown guard(store_.pool().backend());
   if (window_ != nullptr) return pass_through_window(body);
   RingPieces pieces;
   pieces.own = own_.size();
@@ -300,6 +318,7 @@ void KvRing::take_pages(std::span<const RingPiece> all, const PageMemory& memory
 }
 
 void KvRing::collect(const Body& body) {
+  const ForgetIfThrown guard(store_.pool().backend());
   std::vector<RingPiece> all = own_;
   all.insert(all.end(), incoming_.begin(), incoming_.end());
   std::size_t pages = 0;

@@ -35,8 +35,10 @@ class KvRing {
   // What a piece is worked on with: keys and values, and the part of the tree they are.
   using Body = std::function<void(const KvBatch& batch, const plan::NodeSet& nodes)>;
 
-  // Requires: every rank makes one for the same call, and the cache outlives it unchanged.
-  KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequences);
+  // Requires: every rank makes one for the same call, and the cache outlives it unchanged. repeated: the same is about
+  // to be asked for again, so memory is kept for that; on a GPU it is anyway. New memory costs as much as passing it
+  // on.
+  KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequences, bool repeated = false);
 
   // Collective. Calls body for every piece there is, this rank's own first. Holds as much memory as the largest share.
   void pass_round(const Body& body);
@@ -73,8 +75,9 @@ class KvRing {
   std::vector<RingPiece> incoming_;  // in the order they arrive
   std::size_t largest_piece_ = 0;    // pages
   std::size_t most_pieces_ = 0;      // of one rank
-  PageWindow* window_ = nullptr;     // by which pages go where messages do not reach
-  bool reached_;                     // pages come to the memory that the cache is in, not by way of the host
+  const bool repeated_;
+  PageWindow* window_ = nullptr;  // by which pages go where messages do not reach
+  bool reached_;                  // pages come to the memory that the cache is in, not by way of the host
 };
 
 }  // namespace treeattn::parallel

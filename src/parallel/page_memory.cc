@@ -2,20 +2,24 @@
 #include "parallel/page_memory.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace treeattn::parallel {
 
-PageMemory::PageMemory(const KvCacheConfig& config, std::size_t pages, std::shared_ptr<KvMemory> gpu)
-    : config_(config), pages_(pages), gpu_(std::move(gpu)) {
+PageMemory::PageMemory(const KvCacheConfig& config, std::size_t pages, KvMemory* memory)
+    : config_(config), pages_(pages) {
   const TokenBytes token = token_bytes(config);
   page_bytes_ = {token.k, token.v, token.k_scales, token.v_scales};
   for (std::size_t i = 0; i < kParts; ++i) {
     page_bytes_[i] *= static_cast<std::size_t>(config.order.chunk_tokens);
     const std::size_t bytes = pages * page_bytes_[i];
     if (bytes == 0) continue;
-    if (!gpu_) host_[i] = base::Buffer(bytes);
-    parts_[i] = gpu_ ? gpu_->workspace(i, bytes) : host_[i].as<std::byte>();
+    if (memory != nullptr) {
+      workspaces_[i] = memory->workspace(i, bytes);
+      parts_[i] = workspaces_[i]->data();
+    } else {
+      own_[i] = base::Buffer(bytes);
+      parts_[i] = own_[i].as<std::byte>();
+    }
   }
 }
 
@@ -30,13 +34,13 @@ ChunkMemory PageMemory::page(std::size_t i, std::int64_t tokens) const {
 }
 
 // What holds no token is copied along.
-PageMemory PageMemory::copied(std::shared_ptr<KvMemory> gpu, std::size_t first, std::size_t count) const {
-  PageMemory out(config_, count, std::move(gpu));
+PageMemory PageMemory::copied(KvMemory& gpu, std::size_t first, std::size_t count) const {
+  PageMemory out(config_, count, &gpu);
   for (std::size_t i = 0; i < kParts; ++i) {
     if (out.parts_[i] == nullptr) continue;
-    out.gpu_->copy_in(out.parts_[i], parts_[i] + first * page_bytes_[i], count * page_bytes_[i]);
+    gpu.copy_in(out.parts_[i], parts_[i] + first * page_bytes_[i], count * page_bytes_[i]);
   }
-  out.gpu_->finish();
+  gpu.finish();
   return out;
 }
 

@@ -15,13 +15,13 @@ namespace treeattn::parallel {
 
 class PageMemory {
  public:
-  // gpu: null, for the host's memory, or where they lie instead: in its workspace, so that there is one of these at a
-  // time. Content undefined.
-  PageMemory(const KvCacheConfig& config, std::size_t pages, std::shared_ptr<KvMemory> gpu);
+  // In the workspace of `memory`, so that there is one of these at a time, or, where that is null, in the host's memory
+  // for as long as it lives. Content undefined.
+  PageMemory(const KvCacheConfig& config, std::size_t pages, KvMemory* memory);
 
   ChunkMemory page(std::size_t i, std::int64_t tokens) const;
   // Pages [first, first + count) of the host's memory on a GPU.
-  PageMemory copied(std::shared_ptr<KvMemory> gpu, std::size_t first, std::size_t count) const;
+  PageMemory copied(KvMemory& gpu, std::size_t first, std::size_t count) const;
   // Fills in the views of a batch whose table and lengths are set.
   void bind(KvBatch& batch) const;
 
@@ -31,8 +31,8 @@ class PageMemory {
   KvCacheConfig config_;
   std::size_t pages_;
   std::array<std::size_t, kParts> page_bytes_;
-  std::array<base::Buffer, kParts> host_;
-  std::shared_ptr<KvMemory> gpu_;           // keeps the workspace
+  std::array<base::Buffer, kParts> own_;
+  std::array<std::shared_ptr<GrowingArray>, kParts> workspaces_;
   std::array<std::byte*, kParts> parts_{};  // null where there are none
 };
 

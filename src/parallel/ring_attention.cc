@@ -96,7 +96,8 @@ KvBatch repeated(const KvBatch& one, std::size_t times) {
 SharedBuffer ring_decode(const DecodeCall& call, ThreadPool& pool, double& local_seconds) {
   const StateShape shape = call.shape();
   NodeStates states(shape.rows, shape.row_floats, pool);
-  KvRing(call.store, call.layer, call.sequences).pass_round([&](const KvBatch& batch, const plan::NodeSet& nodes) {
+  KvRing ring(call.store, call.layer, call.sequences, true);
+  ring.pass_round([&](const KvBatch& batch, const plan::NodeSet& nodes) {
     const Stopwatch watch(local_seconds);
     states.add(nodes, attend(batch, input_of(call, batch), without_sinks(call.options), nodes, pool));
   });

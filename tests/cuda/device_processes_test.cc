@@ -112,7 +112,7 @@ TEST_P(Processes, PagesOfAllRanksThroughAWindow) {
         first[r + 1] = first[r];
         for (const std::size_t size : sizes[r]) first[r + 1] += size;
       }
-      std::byte* const all = memory->workspace(0, first.back());
+      std::byte* const all = memory->workspace(0, first.back())->data();
       std::vector<std::byte> mine(first[own + 1] - first[own]);
       for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = content(own, call, i);
       memory->fill_zero(all, first.back());
