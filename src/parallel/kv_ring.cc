@@ -12,13 +12,28 @@ namespace treeattn::parallel {
 
 namespace {
 
-// The four arrays of a page as bytes in use: what travels.
-std::vector<std::span<std::byte>> spans_of(const ChunkMemory& page, const TokenBytes& bytes) {
-  const auto tokens = static_cast<std::size_t>(page.tokens);
-  std::vector<std::span<std::byte>> out = {{page.k, tokens * bytes.k}, {page.v, tokens * bytes.v}};
-  if (page.k_scales) out.emplace_back(reinterpret_cast<std::byte*>(page.k_scales), tokens * bytes.k_scales);
-  if (page.v_scales) out.emplace_back(reinterpret_cast<std::byte*>(page.v_scales), tokens * bytes.v_scales);
+// The four arrays of each page of a piece as bytes in use, one after the other: what travels. page_of(page) says where
+// a page lies.
+template <class PageOf>
+PageWindow::Pages pages_of(const RingPiece& piece, const TokenBytes& bytes, const PageOf& page_of) {
+  PageWindow::Pages out;
+  for (const RingPiece::Page& page : piece.pages) {
+    const ChunkMemory at = page_of(page);
+    const auto tokens = static_cast<std::size_t>(at.tokens);
+    out.emplace_back(at.k, tokens * bytes.k);
+    out.emplace_back(at.v, tokens * bytes.v);
+    if (at.k_scales) out.emplace_back(reinterpret_cast<std::byte*>(at.k_scales), tokens * bytes.k_scales);
+    if (at.v_scales) out.emplace_back(reinterpret_cast<std::byte*>(at.v_scales), tokens * bytes.v_scales);
+  }
   return out;
+}
+
+// A message for each: start(bytes).
+template <class Start>
+std::vector<Request> started(const PageWindow::Pages& pages, const Start& start) {
+  std::vector<Request> requests;
+  for (const std::span<std::byte> bytes : pages) requests.push_back(start(bytes));
+  return requests;
 }
 
 // A call that throws gives messages up.
@@ -128,29 +143,27 @@ std::vector<RingPiece> KvRing::pieces_of(int rank) const {
   return pieces;
 }
 
-// Starts one message for each array of each page of a piece: start(bytes), page_of(page) saying where a page lies.
-template <class PageOf, class Start>
-std::vector<Request> KvRing::start_messages(const RingPiece& piece, const PageOf& page_of, const Start& start) const {
-  const TokenBytes bytes = token_bytes(store_.config());
-  std::vector<Request> requests;
-  for (const RingPiece::Page& page : piece.pages) {
-    for (const auto& span : spans_of(page_of(page), bytes)) requests.push_back(start(span));
-  }
-  return requests;
+PageWindow::Pages KvRing::own_pages(const RingPiece& piece) const {
+  return pages_of(piece, token_bytes(store_.config()), [&](const RingPiece::Page& page) {
+    return store_.chunk(layer_, sequences_[page.sequence], page.chunk);
+  });
+}
+
+PageWindow::Pages KvRing::pages_in(const PageMemory& memory, const RingPiece& piece, std::size_t first_page) const {
+  return pages_of(piece, token_bytes(store_.config()),
+                  [&](const RingPiece::Page& page) { return memory.page(first_page++, page.tokens); });
 }
 
 std::vector<Request> KvRing::receive(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory,
                                      std::size_t first_page) {
-  return start_messages(
-      piece, [&](const RingPiece::Page& page) { return memory->page(first_page++, page.tokens); },
-      [&](std::span<std::byte> bytes) { return comm_.receive(place_.left(), bytes, memory); });
+  return started(pages_in(*memory, piece, first_page),
+                 [&](std::span<std::byte> bytes) { return comm_.receive(place_.left(), bytes, memory); });
 }
 
 std::vector<Request> KvRing::send(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory,
                                   std::size_t first_page) {
-  return start_messages(
-      piece, [&](const RingPiece::Page& page) { return memory->page(first_page++, page.tokens); },
-      [&](std::span<std::byte> bytes) { return comm_.send(place_.right(), bytes, memory); });
+  return started(pages_in(*memory, piece, first_page),
+                 [&](std::span<std::byte> bytes) { return comm_.send(place_.right(), bytes, memory); });
 }
 
 // From where the pages lie, or, where messages cannot reach that, from a copy.
@@ -161,9 +174,8 @@ std::vector<Request> KvRing::send_own(const RingPiece& piece) {
     store_.pool().backend().finish();
     return send(piece, memory, 0);
   }
-  return start_messages(
-      piece, [&](const RingPiece::Page& page) { return store_.chunk(layer_, sequences_[page.sequence], page.chunk); },
-      [&](std::span<std::byte> bytes) { return comm_.send(place_.right(), bytes, store_.memory()); });
+  return started(own_pages(piece),
+                 [&](std::span<std::byte> bytes) { return comm_.send(place_.right(), bytes, store_.memory()); });
 }
 
 // Where messages come and go.
@@ -174,39 +186,15 @@ std::shared_ptr<PageMemory> KvRing::make_memory(std::size_t pages) const {
 
 // Done when the backend has finished.
 void KvRing::copy_own(const RingPiece& piece, const PageMemory& memory, std::size_t first_page) const {
-  const TokenBytes bytes = token_bytes(store_.config());
   KvMemory& backend = store_.pool().backend();
-  for (const RingPiece::Page& page : piece.pages) {
-    const auto from = spans_of(store_.chunk(layer_, sequences_[page.sequence], page.chunk), bytes);
-    const auto to = spans_of(memory.page(first_page++, page.tokens), bytes);
-    for (std::size_t i = 0; i < from.size(); ++i) {
-      if (reached_) {
-        backend.copy(to[i].data(), from[i].data(), to[i].size());
-      } else {
-        backend.copy_out(to[i].data(), from[i].data(), to[i].size());
-      }
+  const PageWindow::Pages from = own_pages(piece), to = pages_in(memory, piece, first_page);
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    if (reached_) {
+      backend.copy(to[i].data(), from[i].data(), to[i].size());
+    } else {
+      backend.copy_out(to[i].data(), from[i].data(), to[i].size());
     }
   }
-}
-
-PageWindow::Pages KvRing::own_pages(const RingPiece& piece) const {
-  const TokenBytes bytes = token_bytes(store_.config());
-  PageWindow::Pages out;
-  for (const RingPiece::Page& page : piece.pages) {
-    const auto spans = spans_of(store_.chunk(layer_, sequences_[page.sequence], page.chunk), bytes);
-    out.insert(out.end(), spans.begin(), spans.end());
-  }
-  return out;
-}
-
-PageWindow::Pages KvRing::pages_in(const PageMemory& memory, const RingPiece& piece, std::size_t first_page) const {
-  const TokenBytes bytes = token_bytes(store_.config());
-  PageWindow::Pages out;
-  for (const RingPiece::Page& page : piece.pages) {
-    const auto spans = spans_of(memory.page(first_page++, page.tokens), bytes);
-    out.insert(out.end(), spans.begin(), spans.end());
-  }
-  return out;
 }
 
 // body for pieces whose pages lie in `memory` one after the other, computed with where the cache is.

@@ -36,8 +36,7 @@ class KvRing {
   using Body = std::function<void(const KvBatch& batch, const plan::NodeSet& nodes)>;
 
   // Requires: every rank makes one for the same call, and the cache outlives it unchanged. repeated: the same is about
-  // to be asked for again, so memory is kept for that; on a GPU it is anyway. New memory costs as much as passing it
-  // on.
+  // to be asked for again, so memory is kept for that; on a GPU it is anyway.
   KvRing(const KvStore& store, int layer, std::span<const SequenceId> sequences, bool repeated = false);
 
   // Collective. Calls body for every piece there is, this rank's own first. Holds as much memory as the largest share.
@@ -49,8 +48,6 @@ class KvRing {
   class Load;
 
   std::vector<RingPiece> pieces_of(int rank) const;
-  template <class PageOf, class Start>
-  std::vector<Request> start_messages(const RingPiece& piece, const PageOf& page_of, const Start& start) const;
   std::vector<Request> receive(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory,
                                std::size_t first_page);
   std::vector<Request> send(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory, std::size_t first_page);
