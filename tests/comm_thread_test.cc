@@ -2,11 +2,13 @@
 // Ranks that are threads: the list of cases at several sizes, nodes, cores, and what a rank that ends does to others.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <span>
 #include <thread>
 #include <utility>
@@ -209,6 +211,32 @@ TEST(CommThreads, ACopyThatFailsIsTheReceiversError) {
     }
     world->barrier();
   });
+}
+
+// Ranks that nobody has bound share the cores, none left out; those that are bound already keep what they have.
+TEST(CommThreads, RanksTakeOwnCores) {
+  const std::vector<int> all = base::usable_processors();
+  if (all.empty()) GTEST_SKIP() << "*** SKIPPED: no affinity masks here ***";
+  for (const int ranks : {1, 2, 3, static_cast<int>(all.size()) + 1}) {
+    std::mutex mutex;
+    std::vector<int> taken;
+    RankOptions options;
+    options.pin = false;
+    run_ranks(
+        ranks,
+        [&](const World& world) {
+          const int cores = take_own_cores(*world);
+          const std::vector<int> mine = base::usable_processors();
+          EXPECT_EQ(static_cast<std::size_t>(cores), mine.size());
+          EXPECT_EQ(take_own_cores(*world), cores);
+          EXPECT_EQ(base::usable_processors(), mine);
+          const std::lock_guard lock(mutex);
+          taken.insert(taken.end(), mine.begin(), mine.end());
+        },
+        options);
+    EXPECT_EQ(taken.size(), std::max(all.size(), static_cast<std::size_t>(ranks)));
+    EXPECT_EQ(std::set<int>(taken.begin(), taken.end()), std::set<int>(all.begin(), all.end()));
+  }
 }
 
 // Buffers of messages that were given up: with an owner they live on, without one they are not touched any more.

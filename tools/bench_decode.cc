@@ -22,7 +22,6 @@
 #include "link_option.h"
 #include "notes.h"
 #include "options.h"
-#include "parallel/own_cores.h"
 #include "table.h"
 #include "treeattn/attention.h"
 #include "treeattn/error.h"
@@ -292,7 +291,7 @@ class Outcome {
 
 int run_processes(const BenchDecodeOptions& options, const Plan& plan) {
   const std::shared_ptr<Communicator> world = meet_ranks(*options.command, plan.ranks, plan.rank_count);
-  const int cores = parallel::take_own_cores(*world);
+  const int cores = take_own_cores(*world);
   Outcome outcome;
   for (const Shape& shape : plan.shapes) {
     const DecodeSetup setup = setup_for(plan, shape, cores);

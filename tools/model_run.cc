@@ -19,7 +19,6 @@
 #include "launched_ranks.h"
 #include "model/weights.h"
 #include "parallel/agree.h"
-#include "parallel/own_cores.h"
 #include "rate_progress.h"
 #include "table.h"
 #include "treeattn/error.h"
@@ -98,7 +97,7 @@ int run_processes(const ModelPlan& plan, std::int64_t tokens, const std::functio
   for (int place = 0; place < here; ++place) sharing += plan.device.gpu_of_rank(place) == gpu ? 1 : 0;
   const bool mapped = model::stays_as_stored(plan.weights, plan.model.config.stored);
   const bool shared = !plan.model.directory.empty() && mapped && gpu < 0;
-  const int cores = parallel::take_own_cores(*world);
+  const int cores = take_own_cores(*world);
   const int threads = plan.threads > 0 ? plan.threads : cores;
   const bool speaks = world->rank() == 0;
   std::unique_ptr<LlamaModel::Impl> model;

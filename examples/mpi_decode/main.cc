@@ -29,7 +29,7 @@ std::vector<float> project(std::int64_t rows, std::int64_t first_seed, const std
 
 std::vector<float> decode_all(const std::shared_ptr<treeattn::Communicator>& world) {
   using treeattn::DType, treeattn::KvView;
-  treeattn::ThreadPool pool(1);
+  treeattn::ThreadPool pool(treeattn::take_own_cores(*world));
   treeattn::KvCache cache(world, {.kv_heads = kKvHeads, .k_dim = kDim, .v_dim = kDim});
   treeattn::ParallelAttention attention(world);
   const treeattn::SequenceId sequence = cache.add_sequence();

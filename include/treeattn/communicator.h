@@ -174,13 +174,18 @@ struct TcpPlace {
 };
 
 // All of them, as the environment says: RANK, WORLD_SIZE, MASTER_ADDR (127.0.0.1 unless set) and MASTER_PORT, which
-// launchers such as torchrun set; where torchrun itself listens at that port (TORCHELASTIC_USE_AGENT_STORE), rank 0 does
-// at the next one. Every two ranks get a connection; nothing is encrypted or checked, so use it in a network you trust.
-// Collective: waits for all ranks, as long as the deadline. Throws Unavailable when they do not come or the environment
-// says nothing, InvalidArgument when it says what cannot be.
+// launchers such as torchrun set; where torchrun itself listens at that port (TORCHELASTIC_USE_AGENT_STORE), rank 0
+// does at the next one. Every two ranks get a connection; nothing is encrypted or checked, so use it in a network you
+// trust. Collective: waits for all ranks, as long as the deadline. Throws Unavailable when they do not come or the
+// environment says nothing, InvalidArgument when it says what cannot be.
 std::shared_ptr<Communicator> tcp_communicator(RankOptions options = {});
 std::shared_ptr<Communicator> tcp_communicator(const TcpPlace& place, RankOptions options = {});
 // Whether the environment says so: RANK, WORLD_SIZE and MASTER_PORT are set.
 bool launched_by_tcp();
+
+// Collective, for ranks that are processes; run_ranks() does it for threads. Those of one machine that may use the same
+// cores, as launchers that bind none leave them, get each its own part of these: else the thread pools of all would pin
+// their threads to the same ones. Holds the calling thread on its part and returns how many cores that has.
+int take_own_cores(Communicator& communicator);
 
 }  // namespace treeattn

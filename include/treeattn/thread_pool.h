@@ -12,7 +12,8 @@ namespace treeattn {
 // the work as thread 0; where it is not on the first core when run() begins it is held there while run() lasts, and its
 // affinity mask is then put back. One run at a time: concurrent run() calls from several threads take turns. The cores
 // are those of the affinity mask of the thread that constructs the pool, so give each of several pools its own cores by
-// setting that mask first. A pool of one pins nothing. After fork() the child needs its own pool: run() throws Error.
+// setting that mask first, or, where ranks are processes, by take_own_cores() (treeattn/communicator.h). A pool of one
+// pins nothing. After fork() the child needs its own pool: run() throws Error.
 class ThreadPool {
  public:
   // Requires threads >= 1. Throws InvalidArgument otherwise, std::system_error where so many cannot be started.
