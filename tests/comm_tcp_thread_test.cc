@@ -263,7 +263,7 @@ TEST(Tcp, RanksThatDoNotComeAreWaitedForNoLongerThanTheDeadline) {
       tcp_communicator(TcpPlace{rank, 2, "127.0.0.1", port}, with_deadline(0.3));
       FAIL() << "alone, and connected";
     } catch (const Unavailable& error) {
-      const std::string who = rank == 0 ? "rank 1 of 2 did not come" : "no answer from 127.0.0.1";
+      const std::string who = rank == 0 ? "rank 1 of 2 did not come" : "no answer from rank 0 at 127.0.0.1";
       EXPECT_NE(std::string(error.what()).find(who), std::string::npos) << error.what();
       EXPECT_NE(std::string(error.what()).find("within the deadline"), std::string::npos) << error.what();
     }

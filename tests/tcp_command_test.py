@@ -34,14 +34,16 @@ def free_ports():
 
 
 def start(ranks, *, size=None, port=None, environment=None):
-    """A process for each list of arguments."""
+    """A process for each list of arguments. environment: more variables; None takes one away."""
     port = port or free_ports()
     size = size or len(ranks)
     processes = []
     for rank, arguments in enumerate(ranks):
         who = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        variables = {**os.environ, **who, **(environment or {})}
         processes.append(subprocess.Popen([TREEATTN, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                          text=True, env={**os.environ, **who, **(environment or {})}))
+                                          text=True, env={name: value for name, value in variables.items()
+                                                          if value is not None}))
     return processes
 
 
@@ -85,7 +87,16 @@ def check_refusals():
     codes, _, errors = ended(start([[*DECODE, "--deadline", "1"]], size=2))
     assert codes == [3] and "rank 1 of 2 did not come" in errors[0], errors
     codes, _, errors = ended(start([DECODE], environment={"WORLD_SIZE": "two"}))
-    assert codes == [2] and "WORLD_SIZE = two; accepted: 1 to" in errors[0], errors
+    assert codes == [2] and "WORLD_SIZE = two; accepted: 1 to 65536" in errors[0], errors
+    codes, _, errors = ended(start([DECODE], environment={"WORLD_SIZE": "1000000"}))
+    assert codes == [2] and "WORLD_SIZE = 1000000; accepted: 1 to 65536" in errors[0], errors
+    # Not each by itself.
+    codes, outputs, errors = ended(start([DECODE] * 2, environment={"MASTER_PORT": None}))
+    assert codes == [3, 3] and outputs == ["", ""] and "MASTER_PORT is not set" in errors[0], (outputs, errors)
+    # An empty address is none.
+    alone_there = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": ""}
+    codes, _, errors = ended(start([[*DECODE, "--deadline", "1"]], environment=alone_there))
+    assert codes == [3] and "no answer from rank 0 at 127.0.0.1:" in errors[0], errors
 
 
 def check_taken_port():
@@ -94,6 +105,24 @@ def check_taken_port():
     with socket.create_server(("127.0.0.1", port)):
         codes, _, errors = ended(start([DECODE] * 2, port=port, environment={"TORCHELASTIC_USE_AGENT_STORE": "True"}))
     assert codes == [0, 0], errors
+    # Somebody who has it for IPv6 alone would get the calls of those who come by that.
+    try:
+        other = socket.create_server(("::1", port), family=socket.AF_INET6)
+    except OSError:
+        return  # there is no IPv6 here
+    decode = [*DECODE, "--deadline", "1"]
+    with other:
+        codes, _, errors = ended(start([decode] * 2, port=port, environment={"MASTER_ADDR": "::1"}))
+    assert codes == [3, 3] and f"port {port}: Address already in use" in errors[0], errors
+
+
+def check_torchrun_inside_mpi():
+    """Its workers inherit the variables of srun or mpirun, and are ranks all the same."""
+    inherited = {"OMPI_COMM_WORLD_SIZE": "1", "PMI_RANK": "0", "PMI_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
+    codes, outputs, errors = ended(start([[*DECODE, "--json"]] * 2, environment=inherited))
+    assert codes == [0, 0] and not outputs[1], (outputs, errors)
+    lines = [json.loads(line) for line in outputs[0].splitlines()]
+    assert {(line["transport"], line["ranks"]) for line in lines} == {("tcp", 2)}, lines
 
 
 def cores_of(process):
@@ -119,5 +148,6 @@ def check_cores_and_loss():
 check_results()
 check_refusals()
 check_taken_port()
+check_torchrun_inside_mpi()
 check_cores_and_loss()
 print("all as it should be")

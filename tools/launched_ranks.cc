@@ -12,20 +12,31 @@
 #include "parallel/agree.h"
 
 namespace treeattn::tools {
+namespace {
+
+// Where there are both, MPI's are the nearer launcher's, except in a worker of torchrun: it has inherited them from
+// srun or mpirun, which started torchrun. And what was built without MPI has no choice.
+bool meets_by_mpi() {
+  const bool torchrun = std::getenv("TORCHELASTIC_RUN_ID") != nullptr;
+  return launched_by_mpi() && !(launched_by_tcp() && (torchrun || !mpi_available()));
+}
+
+}  // namespace
 
 bool launched() { return launched_by_mpi() || launched_by_tcp(); }
 
 int launch_rank() {
   if (!launched()) return 0;
-  // Those of MPI first: it is MPI that is used then.
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "RANK"}) {
+  const std::vector<const char*> names =
+      meets_by_mpi() ? std::vector{"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"} : std::vector{"RANK"};
+  for (const char* name : names) {
     if (const char* text = std::getenv(name)) return std::atoi(text);
   }
   return 0;
 }
 
 std::shared_ptr<Communicator> meet_ranks(const CommandLine& command, const RankOptions& options, int rank_count) {
-  std::shared_ptr<Communicator> world = launched_by_mpi() ? mpi_communicator(options) : tcp_communicator(options);
+  std::shared_ptr<Communicator> world = meets_by_mpi() ? mpi_communicator(options) : tcp_communicator(options);
   met_other_ranks = true;
   // By itself: other commands have other options.
   parallel::require_same(*world, base::crc32c_of_texts(std::vector{command.full_name()}), "command");

@@ -2,13 +2,12 @@
 // Who is who among TCP ranks, by the variables that launchers set.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
 
 #include "base/check.h"
+#include "comm/tcp_mesh.h"
 #include "treeattn/communicator.h"
 #include "treeattn/error.h"
 
@@ -38,19 +37,20 @@ bool port_is_taken() {
 }  // namespace
 
 bool launched_by_tcp() {
-  constexpr std::array kSigns{"RANK", "WORLD_SIZE", "MASTER_PORT"};
-  return std::all_of(kSigns.begin(), kSigns.end(), [](const char* name) { return std::getenv(name) != nullptr; });
+  const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
+  // One that forgot the port is told so: the processes must not run each by itself.
+  return is_set("RANK") && is_set("WORLD_SIZE") && (is_set("MASTER_PORT") || is_set("MASTER_ADDR"));
 }
 
 std::shared_ptr<Communicator> tcp_communicator(RankOptions options) {
-  constexpr int kMostRanks = 1 << 20;
   TcpPlace place;
-  place.size = number_from("WORLD_SIZE", 1, kMostRanks);
+  place.size = number_from("WORLD_SIZE", 1, comm::kMostTcpRanks);
   place.rank = number_from("RANK", 0, place.size - 1);
   constexpr int kMostPort = 65535;
   place.port = number_from("MASTER_PORT", 1, kMostPort);
   if (port_is_taken()) place.port += place.port < kMostPort ? 1 : -1;
-  if (const char* address = std::getenv("MASTER_ADDR")) place.address = address;
+  const char* address = std::getenv("MASTER_ADDR");
+  if (address != nullptr && *address != '\0') place.address = address;
   return tcp_communicator(place, std::move(options));
 }
 

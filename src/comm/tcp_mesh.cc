@@ -142,6 +142,8 @@ Socket listen_on(int port) {
       const int off = 0;
       ::setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
       if (::bind(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(socket.fd(), SOMAXCONN) == 0) return socket;
+      // Not by IPv4 alone: some would call the one who has it.
+      if (errno == EADDRINUSE) fail(fmt::format("port {}", port));
     }
   }
   fail(fmt::format("port {}", port));
@@ -175,9 +177,9 @@ Socket begin_call(const addrinfo& address, const std::string& whom) {
   return begun ? std::move(socket) : Socket();
 }
 
-Socket connect_to(const std::string& host, int port, const Deadline& deadline) {
+Socket connect_to(int rank, const std::string& host, int port, const Deadline& deadline) {
   const Addresses addresses(host, port, false);
-  return connect_to_any(addresses.list, fmt::format("{}:{}", host, port), deadline.end());
+  return connect_to_any(addresses.list, fmt::format("rank {} at {}:{}", rank, host, port), deadline.end());
 }
 
 // Where somebody comes from, as others can use it; empty for this machine, whose loopback is another one elsewhere.
@@ -301,7 +303,7 @@ std::vector<TcpCard> collect(const Socket& listening, const TcpCard& mine, const
 
 std::vector<TcpCard> report(const TcpPlace& place, const TcpCard& mine, const Deadline& deadline) {
   std::vector<TcpCard> cards(static_cast<std::size_t>(mine.size));
-  const Socket socket = connect_to(place.address, place.port, deadline);
+  const Socket socket = connect_to(0, place.address, place.port, deadline);
   TcpCard card = mine;
   send_all(socket.fd(), bytes_of(card), deadline, "report to rank 0");
   if (!receive_all(socket.fd(), std::as_writable_bytes(std::span(cards)), deadline, "no table of ranks from rank 0")) {
@@ -349,8 +351,7 @@ Socket connect_to_any(const addrinfo* addresses, const std::string& whom, Clock:
 }
 
 TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {
-  constexpr int kMostRanks = 65536;  // each keeps a connection to every other: far more than a process may open
-  require(place.size >= 1 && place.size <= kMostRanks, "size = {}; accepted: 1 to {}", place.size, kMostRanks);
+  require(place.size >= 1 && place.size <= kMostTcpRanks, "size = {}; accepted: 1 to {}", place.size, kMostTcpRanks);
   require(place.rank >= 0 && place.rank < place.size, "rank = {}; accepted: 0 to {}", place.rank, place.size - 1);
   require(place.port >= 1 && place.port <= 65535, "port = {}; accepted: 1 to 65535", place.port);
   const Deadline deadline(within);
@@ -373,7 +374,7 @@ TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {
   for (int r = 0; r < place.rank; ++r) {
     const TcpCard& other = cards[static_cast<std::size_t>(r)];
     const std::string address = other.address.data();
-    Socket socket = connect_to(address.empty() ? place.address : address, other.port, deadline);
+    Socket socket = connect_to(r, address.empty() ? place.address : address, other.port, deadline);
     TcpCard card = mine;
     send_all(socket.fd(), bytes_of(card), deadline, "greeting");
     mesh.sockets[static_cast<std::size_t>(r)] = std::move(socket);

@@ -37,6 +37,9 @@ class Socket {
 // who says no. And again and again: the other side may not be there yet. Throws Unavailable when the time is over.
 Socket connect_to_any(const addrinfo* addresses, const std::string& whom, std::chrono::steady_clock::time_point until);
 
+// Each keeps a connection to every other: far more than a process may open.
+constexpr int kMostTcpRanks = 65536;
+
 struct TcpMesh {
   std::vector<Socket> sockets;       // [size] to each rank, non-blocking; closed at this rank's own place
   std::vector<std::string> machine;  // [size] what names the machine a rank runs on
