@@ -32,7 +32,9 @@ struct ThreadMessage {
 namespace {
 
 constexpr std::size_t kCopyUpTo = std::size_t{64} << 10;
-constexpr std::chrono::microseconds kSpin{2000};  // as in thread_pool.cc: waking takes long
+// As in thread_pool.cc: to wake a thread takes long. But who waits on and on, as for somebody to type, only sleeps.
+constexpr std::chrono::microseconds kSpin{2000};
+constexpr int kSpins = 3;
 // So that a waiting call looks at the clock now and then.
 constexpr std::chrono::milliseconds kNap{5};
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
@@ -124,9 +126,9 @@ class ThreadTransport final : public Transport {
   }
 
   // Returns at once if anything has happened since it returned last, so nothing slips through between a test and this.
-  void pause(int) override {
+  void pause(int idle) override {
     const auto changed = [&] { return inbox_.events.load(std::memory_order_acquire) != seen_; };
-    if (!changed() && !(hub_->spin && spin_until(changed))) {
+    if (!changed() && !(hub_->spin && idle < kSpins && spin_until(changed))) {
       std::unique_lock lock(inbox_.mutex);
       inbox_.asleep = true;
       inbox_.changed.wait_for(lock, kNap, changed);
