@@ -26,10 +26,12 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 TEST(KvMemory, WhatIsForgottenStaysWithItsUsers) {
   const auto memory = parallel::host_memory();
-  const auto first = memory->workspace(0, 1000);
+  const auto first = memory->workspace(0, 2000);
   EXPECT_EQ(memory->workspace(0, 3000), first);
   EXPECT_EQ(memory->workspace_bytes(), 3000u);
   first->data()[2999] = std::byte{7};
+  EXPECT_NE(memory->workspace(0, 100000), first);
+  EXPECT_EQ(memory->workspace_bytes(), 100000u);
   memory->forget_workspaces();
   EXPECT_EQ(memory->workspace_bytes(), 0u);
   EXPECT_NE(memory->workspace(0, 1000)->data(), first->data());

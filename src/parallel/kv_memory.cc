@@ -35,6 +35,10 @@ class HostMemory final : public KvMemory {
   void copy_out(std::byte* host, const std::byte* from, std::size_t bytes) override { std::memcpy(host, from, bytes); }
   void finish() override {}
   kernels::cuda::RankDevice* device() const override { return nullptr; }
+
+ private:
+  // Addresses may be few (ulimit, sanitizers), and new memory costs little.
+  std::size_t room_for(std::size_t bytes) const override { return 2 * bytes; }
 };
 
 constexpr comm::FarMemory::Copier kCopier{kernels::cuda::start_copy, kernels::cuda::finish_copies};
@@ -76,6 +80,9 @@ class GpuMemory final : public KvMemory {
   kernels::cuda::RankDevice* device() const override { return device_.get(); }
 
  private:
+  // To free and to take memory waits for the GPU.
+  std::size_t room_for(std::size_t) const override { return bytes(); }
+
   std::shared_ptr<kernels::cuda::RankDevice> device_;
 };
 
@@ -83,7 +90,12 @@ class GpuMemory final : public KvMemory {
 
 std::shared_ptr<GrowingArray> KvMemory::workspace(std::size_t number, std::size_t bytes) {
   Workspace& workspace = workspaces_[number];
-  if (!workspace.array) workspace.array = reserve(this->bytes());
+  if (!workspace.array || bytes > workspace.room) {
+    workspace = {};
+    const std::size_t room = room_for(bytes);
+    workspace.array = reserve(room);
+    workspace.room = room;
+  }
   workspace.array->grow(bytes);
   workspace.bytes = std::max(workspace.bytes, bytes);
   return workspace.array;

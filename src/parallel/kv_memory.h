@@ -39,7 +39,8 @@ class KvMemory {
   // Null where it is the host's.
   virtual kernels::cuda::RankDevice* device() const = 0;
 
-  // Memory for what a call works with, kept from call to call; content undefined. It grows where it lies.
+  // Memory for what a call works with, kept from call to call; content undefined. Memory of an earlier call that is too
+  // short is left to whoever still has it.
   static constexpr std::size_t kWorkspaces = 4;
   std::shared_ptr<GrowingArray> workspace(std::size_t number, std::size_t bytes);
   // The next call gets other memory: messages that were given up may still write to this, which is theirs from now on.
@@ -48,8 +49,12 @@ class KvMemory {
   std::size_t workspace_bytes() const;
 
  private:
+  // Addresses to reserve for a workspace of so many bytes, in which it can grow.
+  virtual std::size_t room_for(std::size_t bytes) const = 0;
+
   struct Workspace {
     std::shared_ptr<GrowingArray> array;
+    std::size_t room = 0;
     std::size_t bytes = 0;
   };
   std::array<Workspace, kWorkspaces> workspaces_;
