@@ -165,7 +165,7 @@ std::vector<int> usable_processors() {
   return out;
 }
 
-void stay_on(const std::vector<int>& processors) {
+void stay_on(std::span<const int> processors) {
 #if defined(__linux__)
   if (processors.empty()) return;
   cpu_set_t mask;

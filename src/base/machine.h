@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,7 @@ Machine read_machine();
 std::vector<int> usable_processors();
 
 // Keeps the calling thread on these processors, unless there are none. Best effort: a sandbox may refuse.
-void stay_on(const std::vector<int>& processors);
+void stay_on(std::span<const int> processors);
 
 // The same for all processes of a machine, containers included, and of no other machine.
 std::string machine_name();

@@ -2,10 +2,9 @@
 // The pool: pinned workers that spin for a moment before they sleep, and tasks claimed from one counter.
 //
 // A run costs two messages per worker: its ticket goes up (start) and `pending` comes down (done). Both are waited for
-// by spinning first: decode calls run() every few tens of microseconds, and to wake a thread takes 4 us on an idle
-// machine and 100 to 200 on a virtual one of 16 cores, whose core has gone to sleep as well. A worker whose ticket does
-// not change never looks at the job, so a run with fewer tasks than threads neither wakes nor waits for the rest. The
-// two messages are sequentially consistent, as the check for sleepers inside notify_one needs.
+// by spinning first (base/spin.h): decode calls run() every few tens of microseconds. A worker whose ticket does not
+// change never looks at the job, so a run with fewer tasks than threads neither wakes nor waits for the rest. The two
+// messages are sequentially consistent, as the check for sleepers inside notify_one needs.
 #include "treeattn/thread_pool.h"
 
 #if defined(__linux__)
@@ -16,7 +15,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <mutex>
@@ -26,47 +24,24 @@
 #include <vector>
 
 #include "base/machine.h"
-#include "base/relax.h"
+#include "base/spin.h"
 #include "treeattn/error.h"
 
 namespace treeattn {
 namespace {
 
-// Longer than what one thread does between two runs of a token, and no more than what nobody misses after the last.
-constexpr std::chrono::microseconds kSpin{2000};
 constexpr std::size_t kCacheLine = 64;
-
-// Spins until done() or until kSpin has passed. Returns done().
-template <class Done>
-bool spin_until(const Done& done) {
-  const auto start = std::chrono::steady_clock::now();
-  do {
-    for (int i = 0; i < 64; ++i) {
-      if (done()) return true;
-      base::relax();
-    }
-  } while (std::chrono::steady_clock::now() - start < kSpin);
-  return done();
-}
 
 // Waits until the value differs from `old`, spinning first where that helps.
 std::uint32_t wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old, bool spin) {
   std::uint32_t now = old;
   const auto changed = [&] { return (now = value.load(std::memory_order_acquire)) != old; };
-  if (spin && spin_until(changed)) return now;
+  if (spin && base::spin_until(changed)) return now;
   while (!changed()) value.wait(old, std::memory_order_acquire);
   return now;
 }
 
 #if defined(__linux__)
-// Best effort: a sandbox may refuse, and the pool works unpinned.
-void pin_this_thread(int processor) {
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  CPU_SET(processor, &mask);
-  ::sched_setaffinity(0, sizeof(mask), &mask);
-}
-
 // Holds the calling thread on one processor for a scope. Leaves it alone when it is there already, as it mostly is (the
 // scheduler does not move it to where the pinned workers are busy, and three system calls take longer than the rest of
 // a run), or when its mask does not contain that processor: then somebody else has decided where this thread runs.
@@ -76,7 +51,7 @@ class ScopedPin {
     if (processor < 0 || ::sched_getcpu() == processor) return;
     if (::sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
     if (!CPU_ISSET(processor, &before_)) return;
-    pin_this_thread(processor);
+    base::stay_on({&processor, 1});
     pinned_ = true;
   }
   ~ScopedPin() {
@@ -90,7 +65,6 @@ class ScopedPin {
   bool pinned_ = false;
 };
 #else
-void pin_this_thread(int) {}
 struct ScopedPin {
   explicit ScopedPin(int) {}
 };
@@ -178,7 +152,7 @@ void ThreadPool::Impl::stop() {
 }
 
 void ThreadPool::Impl::work(std::size_t index) {
-  if (!processors.empty()) pin_this_thread(processors[(index + 1) % processors.size()]);
+  if (!processors.empty()) base::stay_on({&processors[(index + 1) % processors.size()], 1});
   std::uint32_t seen = 0;
   while (true) {
     seen = wait_for_change(workers[index].ticket, seen, spin);

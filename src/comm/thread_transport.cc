@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/relax.h"
+#include "base/spin.h"
 #include "comm/far_memory.h"
 #include "treeattn/error.h"
 
@@ -32,8 +32,7 @@ struct ThreadMessage {
 namespace {
 
 constexpr std::size_t kCopyUpTo = std::size_t{64} << 10;
-// As in thread_pool.cc: to wake a thread takes long. But who waits on and on, as for somebody to type, only sleeps.
-constexpr std::chrono::microseconds kSpin{2000};
+// Who waits on and on, as for somebody to type, only sleeps.
 constexpr int kSpins = 3;
 // So that a waiting call looks at the clock now and then.
 constexpr std::chrono::milliseconds kNap{5};
@@ -128,7 +127,7 @@ class ThreadTransport final : public Transport {
   // Returns at once if anything has happened since it returned last, so nothing slips through between a test and this.
   void pause(int idle) override {
     const auto changed = [&] { return inbox_.events.load(std::memory_order_acquire) != seen_; };
-    if (!changed() && !(hub_->spin && idle < kSpins && spin_until(changed))) {
+    if (!changed() && !(hub_->spin && idle < kSpins && base::spin_until(changed))) {
       std::unique_lock lock(inbox_.mutex);
       inbox_.asleep = true;
       inbox_.changed.wait_for(lock, kNap, changed);
@@ -179,18 +178,6 @@ class ThreadTransport final : public Transport {
     receives_looked_at_ = events;
     // Without the lock: a long copy must not keep others from sending.
     copy(matched);
-  }
-
-  template <class Done>
-  static bool spin_until(const Done& done) {
-    const auto start = std::chrono::steady_clock::now();
-    do {
-      for (int i = 0; i < 32; ++i) {
-        if (done()) return true;
-        base::relax();
-      }
-    } while (std::chrono::steady_clock::now() - start < kSpin);
-    return done();
   }
 
   // Copies in memory of GPUs are all started before any is waited for.
