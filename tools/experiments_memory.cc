@@ -136,8 +136,7 @@ void run_memory(ExperimentContext& context, Outcome& out) {
   }
   out.notes.push_back(
       "Measured: K and V as allocated by the cache, q and out, what a call allocates at its peak, seen by operator "
-      "new, "
-      "and what the ring keeps for the pieces on their way; two ranks that are threads; chunks of 64 tokens in 16 "
+      "new, and what the ring keeps for the pieces on their way; two ranks that are threads; chunks of 64 tokens in 16 "
       "branches. The ring makes room for as many pieces as a share has, each as large as the largest: where pieces are "
       "uneven it holds a little more than 4btd.");
   if (context.quick)

@@ -278,7 +278,6 @@ std::vector<TokenRange> KvStore::adopt(std::shared_ptr<Communicator> survivors, 
   communicator_ = std::move(survivors);
   same_on_ranks_ = false;
   page_window_.reset();
-  asked_for_window_ = false;
   cut_to_common(*communicator_);
   return redistribute(*communicator_, std::move(shares), false);
 }

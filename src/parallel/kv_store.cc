@@ -80,14 +80,12 @@ KvStore::KvStore(std::shared_ptr<Communicator> communicator, const KvCacheConfig
 }
 
 PageWindow* KvStore::page_window() const {
-  const bool one_machine = communicator_->transport() == "threads" || communicator_->nodes() == 1;
-  if (!asked_for_window_ && one_machine) {
+  if (!page_window_) {
     const Traffic before = communicator_->traffic();
     page_window_ = PageWindow::make(*communicator_, pool_->shared_backend());
     communicator_->reset_traffic(before);  // to find out, once: no part of what a call sends
   }
-  asked_for_window_ = true;
-  return page_window_.get();
+  return page_window_->get();
 }
 
 const KvStore::Sequence& KvStore::find(SequenceId sequence) const {

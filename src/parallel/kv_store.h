@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -95,7 +96,7 @@ class KvStore {
   std::size_t allocated_bytes() const { return pool_->used_bytes(); }
   // Of the GPU that the pages are on, for K and V of other ranks.
   std::size_t workspace_bytes() const {
-    return pool_->backend().workspace_bytes() + (page_window_ ? PageWindow::kBytes : 0);
+    return pool_->backend().workspace_bytes() + (page_window_ && *page_window_ ? PageWindow::kBytes : 0);
   }
 
   // For the kernels. `pages` of the views are those the arrays hold, in use or not.
@@ -173,8 +174,7 @@ class KvStore {
   SequenceId next_ = 0;
   std::uint64_t generation_ = 0;
   mutable bool same_on_ranks_ = false;
-  mutable std::unique_ptr<PageWindow> page_window_;
-  mutable bool asked_for_window_ = false;
+  mutable std::optional<std::unique_ptr<PageWindow>> page_window_;  // none: not asked for yet
 };
 
 }  // namespace treeattn::parallel

@@ -24,7 +24,7 @@ class PageWindow {
   static constexpr std::size_t kBytes = 2 * kPartBytes;
 
   // Collective. Null on every rank where there is no need for one, as all are threads with one GPU or without any, or
-  // where one rank has no GPU, no room on it, or does not reach another's.
+  // where they are on several machines, or one has no GPU, no room on it, or does not reach another's.
   static std::unique_ptr<PageWindow> make(Communicator& communicator, std::shared_ptr<KvMemory> memory);
   ~PageWindow();
 
