@@ -73,11 +73,14 @@ class ParallelAttention {
               Result result = Result::kReplicated, std::span<const std::int64_t> first_query = {});
 
   // The same with q and out in memory of this rank's GPU and no lse, as work on `stream`, a cudaStream_t: it reads what
-  // is put there before, and what is put there later finds out. The host waits for the other ranks, not for the GPU.
-  // Returns false, on every rank and with nothing done, where states do not stay on a GPU: they do with link = kPeer,
-  // ranks that are threads with one GPU, no sinks, and any strategy but kRing.
+  // is put there before, and what is put there later finds out. The host does not wait for the GPU, so that what is in
+  // out counts when confirm() has returned. Returns false, on every rank and with nothing done, where states do not
+  // stay on GPUs: they do with link = kPeer, no sinks, and any strategy but kRing.
   bool decode_on_device(const KvCache& cache, int layer, std::span<const SequenceId> sequences, const QueryView& q,
                         const AttentionOptions& options, float* out, void* stream, ThreadPool& pool);
+  // Once the host has waited for that stream: throws LostRanks where a rank's states did not come in time. What was put
+  // on the stream since is then worthless. The next decode_on_device throws it as well.
+  void confirm();
 
   // Many queries, each rank with its own: q [1, tokens, heads, k_dim] for the tokens of [first, first + count) that
   // this rank carries (KvCache::carried), in that order; out and lse in the same order. Keys are those of the cache, so

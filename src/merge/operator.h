@@ -107,6 +107,9 @@ TREEATTN_MERGE_FN float row_lse(float m_log2, float l) {
   return static_cast<float>(m_log2 * kLn2 + std::log(l));
 }
 
+// What a component o of a state comes to in the end: 0 for the empty one.
+TREEATTN_MERGE_FN float finished(float m_log2, float l, float o) { return m_log2 == kEmptyMax ? 0.0f : o / l; }
+
 // out[v_dim] = o / l and the row's lse. The empty row gives (0, -inf).
 inline float finalize_row(const float* row, std::size_t v_dim, float* out) {
   if (row[0] == kEmptyMax) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "base/half.h"
+#include "treeattn/state.h"
 
 namespace treeattn::model {
 namespace {
@@ -26,7 +27,8 @@ CacheAttention::CacheAttention(KvCache& cache, std::int64_t heads, const Paralle
       attention_(cache.communicator(), options),
       again_(cache.communicator(), ParallelOptions{Strategy::kMerge}) {
   options_.causal = true;
-  stays_on_gpu_ = device() != nullptr && options.link == DeviceLink::kPeer;
+  stays_on_gpu_ = device() != nullptr && options.link == DeviceLink::kPeer && options.strategy != Strategy::kRing;
+  recordable_ = stays_on_gpu_;
 }
 
 DType CacheAttention::query_type() const {
@@ -147,8 +149,8 @@ void CacheAttention::last_tokens(int layer, std::span<const SequenceId> sequence
   }
   if (stays_on_gpu_) {
     const QueryView view = queries(queries_on_gpu(q, rows), rows, 1);
-    stays_on_gpu_ = attention_.decode_on_device(cache_, layer, sequences, view, options_, out, ops_.stream(), pool_);
-    if (stays_on_gpu_) return;
+    if (attention_.decode_on_device(cache_, layer, sequences, view, options_, out, ops_.stream(), pool_)) return;
+    stays_on_gpu_ = false;
   }
   const void* host = queries_on_host(q, rows);
   const std::span<float> result(host_out(rows), static_cast<std::size_t>(rows * heads_ * cache_.config().v_dim));
@@ -187,16 +189,38 @@ void CacheAttention::blocks(int layer, SequenceId sequence, std::span<const Bloc
   from_host(out, rows);
 }
 
+parallel::StateShape CacheAttention::state_shape(std::int64_t rows) const {
+  return {static_cast<std::size_t>(rows * heads_), state_floats(cache_.config().v_dim)};
+}
+
+// Collective. Whether there is a reduction that can be recorded. The first decode of a cache goes another way, which
+// finds out whether the ranks agree on it.
+bool CacheAttention::prepare_reduction(std::int64_t rows) {
+  if (!recordable_ || !cache_.store().same_on_ranks()) return false;
+  if (!reducer_) reducer_ = parallel::peer_reducer();
+  own_states_ = reducer_->place(reduction(), state_shape(rows), *device());
+  recordable_ = reducer_->recording() != 0;
+  if (!recordable_) reducer_.reset();
+  return recordable_;
+}
+
 std::vector<std::int64_t> CacheAttention::prepare_step(std::span<const SequenceId> sequences) {
   const KvCacheConfig& config = cache_.config();
   const bool plain = config.k_type == DType::kFloat32 || query_type() == config.k_type;
-  if (!alone_on_gpu() || !plain || sequences.empty()) return {};
-  for (const SequenceId id : sequences) cache_.unshare(id, cache_.length(id) - 1, 1);
+  if (device() == nullptr || !plain || sequences.empty()) return {};
   const auto rows = static_cast<std::int64_t>(sequences.size());
+  if (!alone_on_gpu() && !prepare_reduction(rows)) return {};
+  for (const SequenceId id : sequences) cache_.unshare(id, cache_.length(id) - 1, 1);
   const auto bytes = static_cast<std::size_t>(rows * heads_ * config.k_dim) * dtype_size(config.k_type);
   const QueryView q = queries(device()->step_queries(bytes), rows, 1);
   const parallel::KvBatch batch = cache_.store().batch(0, sequences);
-  return device()->prepare_step(problem_of(batch, q, {}), ops_.stream());
+  std::vector<std::int64_t> key = device()->prepare_step(problem_of(batch, q, {}), ops_.stream());
+  if (alone_on_gpu()) return key;
+  key.push_back(reducer_->recording());
+  // What was allocated may have waited for GPUs, so nobody's kernels wait for others before all are ready. And who is
+  // lost by now is found out at once.
+  cache_.communicator()->barrier();
+  return key;
 }
 
 void CacheAttention::begin_step() { device()->send_step(ops_.stream()); }
@@ -211,7 +235,15 @@ void CacheAttention::step(int layer, std::span<const SequenceId> sequences, cons
     device()->store_step(target, {in.qkv[0].y, in.qkv[1].y, in.qkv[2].y}, ops_.stream());
   }
   const std::int64_t cols = heads_ * cache_.config().v_dim;
-  device()->attend_step(batch.k, batch.v, out, ops_.rounded_copy(out, rows, cols), ops_.stream());
+  std::uint16_t* const rounded = ops_.rounded_copy(out, rows, cols);
+  if (alone_on_gpu()) return device()->attend_step(batch.k, batch.v, out, rounded, ops_.stream());
+  device()->attend_step_into(batch.k, batch.v, own_states_, ops_.stream());
+  reducer_->reduce_on_gpu(reduction(), state_shape(rows), *device(), {out, rounded}, ops_.stream());
+}
+
+void CacheAttention::confirm() {
+  attention_.confirm();
+  if (reducer_) reducer_->confirm(*cache_.communicator());
 }
 
 }  // namespace treeattn::model

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Between activations, which are memory of the backend, and the cache and its attention. Nothing else in this room
 // knows where the cache is: in host memory, or on the GPU that the activations are on. There nothing goes by way of the
-// host on one rank, nor does prefill on several; queries and results of a decode on several do.
+// host on one rank, nor does prefill on several; queries and results of a decode on several do unless their link is
+// kPeer.
 //
 // Queries are rounded to the type of the cache where that is float16 or bfloat16: the matrix instructions of CPUs and
 // GPUs want both factors of one type, and a float32 query would cost them three times the work.
@@ -17,6 +18,7 @@
 #include "kernels/model_ops.h"
 #include "model/activations.h"
 #include "model/transcript.h"
+#include "parallel/device_reduce.h"
 #include "parallel/kv_store.h"
 #include "treeattn/kv_cache.h"
 #include "treeattn/parallel_attention.h"
@@ -56,12 +58,18 @@ class CacheAttention {
   };
   void step(int layer, std::span<const SequenceId> sequences, const StepInput& in, float* out);
 
-  const CallReport& report() const { return attention_.report(); }
+  // Once the backend has finished what last_tokens or step had put on its stream: throws LostRanks where a rank was not
+  // heard from, and the results are worthless.
+  void confirm();
+
   std::string why() const { return attention_.why(); }
 
  private:
   kernels::cuda::RankDevice* device() const { return cache_.store().device(); }
   bool alone_on_gpu() const { return device() != nullptr && cache_.communicator()->size() == 1; }
+  bool prepare_reduction(std::int64_t rows);
+  parallel::StateShape state_shape(std::int64_t rows) const;
+  parallel::ReduceContext reduction() { return {*cache_.communicator(), cache_.store().shares(), pool_, true}; }
   DType query_type() const;
   // In the type that attention wants, on the GPU or in host memory.
   const void* queries_on_gpu(const float* q, std::int64_t rows);
@@ -82,7 +90,11 @@ class CacheAttention {
   ParallelAttention attention_;
   ParallelAttention again_;  // by merge: the bits of the ring and of all strategies that promise any
   AttentionOptions options_;
-  bool stays_on_gpu_ = false;  // what several ranks decode; false as soon as it has turned out not to
+  bool stays_on_gpu_ = false;  // what several ranks decode
+  // Where they reduce it by kernels alone, so that a step can be recorded.
+  bool recordable_ = false;  // as far as is known
+  std::unique_ptr<parallel::DeviceReducer> reducer_;
+  float* own_states_ = nullptr;  // where the reducer wants them
   base::Buffer q_, narrow_q_, k_, v_, out_;
   OpsArray rounded_q_;
   std::int64_t rounded_floats_ = 0;

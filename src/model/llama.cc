@@ -303,6 +303,7 @@ std::span<const float> Llama::decode(std::span<const SequenceId> sequences, std:
     compute_logits(act_.x.get(), static_cast<std::int64_t>(rows));
   }
   ops_.finish();
+  attention_->confirm();
   for (std::size_t i = 0; i < rows; ++i) transcripts_.at(sequences[i]).append(tokens.subspan(i, 1), Way::kOneByOne);
   return {host_logits_, rows * static_cast<std::size_t>(config().vocab)};
 }

@@ -43,7 +43,6 @@ class Llama {
   const Weights& weights() const { return *weights_; }
   const std::shared_ptr<Communicator>& communicator() const { return cache_.communicator(); }
   const KvCache& cache() const { return cache_; }
-  const CallReport& attention_report() const { return attention_->report(); }
 
   // Another strategy for what comes next; the cache stays. The same call on every rank.
   void change_attention(const ParallelOptions& options);

@@ -2,8 +2,10 @@
 // Reduction of states that are on GPUs and travel from GPU to GPU: what reduce.h does by way of the host.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
+#include "kernels/cuda/ranks/peer_exchange.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "parallel/reduce.h"
 #include "treeattn/strategy.h"
@@ -20,16 +22,22 @@ class DeviceReducer {
   // Collective. What the first reduce() would begin with, for those who want to know early whether there is such a way:
   // throws Unavailable where there is none.
   virtual void connect(Communicator&, kernels::cuda::RankDevice&) {}
-  // Collective. Where on its GPU a rank's blocks for the next reduce() are best put; null: anywhere.
+  // Collective. Where on its GPU a rank's blocks for the next reduction are best put; null: anywhere, and the root
+  // cannot stay on the GPU.
   virtual float* place(const ReduceContext&, StateShape, kernels::cuda::RankDevice&) { return nullptr; }
   // Collective. own: the blocks of this rank's nodes on its GPU (null where there are none), ready on the device's
   // stream; used up. Copies the root's block to the host's memory. Throws LostRanks as the communicator does, Error
   // when the GPUs failed though all ranks are there, Unavailable the first time where there is no such way.
   virtual void reduce(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context, StateShape shape,
                       float* own, kernels::cuda::RankDevice& device, float* root) = 0;
-  // The same with the root's block left on the GPU, where the stream finds it until this rank next attends; the host
-  // does not wait for the GPU. Null, with nothing done, where place() is.
-  virtual const float* reduce_on_gpu(const ReduceContext&, kernels::cuda::RankDevice&) { return nullptr; }
+  // The same, where place() is not null and the blocks are there, with what the root comes to left on the GPU, as work
+  // on the stream. The host may wait for the other ranks, not for the GPU. out.rounded: only where it can be recorded.
+  virtual void reduce_on_gpu(const ReduceContext&, StateShape, kernels::cuda::RankDevice&, kernels::cuda::FinishedRows,
+                             void* /*stream*/) {}
+  // After place(): what a recording of reduce_on_gpu() depends on, never 0; 0 where the host has a part in it.
+  virtual std::int64_t recording() const { return 0; }
+  // Once the host has waited for the stream: throws as reduce() does, where what reduce_on_gpu() left is worthless.
+  virtual void confirm(Communicator&) {}
 };
 
 // By NCCL: its collectives for kTwoPhase, kPaper and kGather, its send and receive for the other schedules. Throws

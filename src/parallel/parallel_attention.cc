@@ -291,16 +291,20 @@ bool ParallelAttention::decode_on_device(const KvCache& cache, int layer, std::s
   kernels::cuda::RankDevice& device = impl_->device_of(call.store);
   const ReduceContext context{*impl_->communicator, call.store.shares(), pool, impl_->options.canonical};
   const StateShape shape = call.shape();
+  confirm();
   float* place = impl_->devices->place(context, shape, device);
-  if (place == nullptr) return false;
   impl_->reported(Strategy::kMerge, [&] {
     device.wait_for(stream);
     parallel::attend_on_device(call, place, true);
-    device.finalize(impl_->devices->reduce_on_gpu(context, device), shape.rows, cache.config().v_dim, out);
+    impl_->devices->reduce_on_gpu(context, shape, device, {out}, device.stream());
     device.hold_up(stream);
     return 0.0;
   });
   return true;
+}
+
+void ParallelAttention::confirm() {
+  if (impl_->devices) impl_->devices->confirm(*impl_->communicator);
 }
 
 void ParallelAttention::prefill(const KvCache& cache, int layer, SequenceId sequence, std::int64_t first,

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "kernels/cuda/ranks/common_mailbox.h"
@@ -17,6 +18,7 @@ namespace {
 
 using kernels::cuda::CommonMailbox;
 using kernels::cuda::ExchangePlan;
+using kernels::cuda::FinishedRows;
 using kernels::cuda::PeerExchange;
 
 // The blocks of all ranks, and the merges of the canonical tree over them.
@@ -49,16 +51,21 @@ ExchangePlan plan_of(const plan::Shares& shares, StateShape shape) {
   return out;
 }
 
+std::int64_t new_recording() {
+  static std::atomic<std::int64_t> last = 0;
+  return ++last;
+}
+
 class PeerReducer final : public DeviceReducer {
  public:
   float* place(const ReduceContext& context, StateShape shape, kernels::cuda::RankDevice& device) override {
     Communicator& comm = context.communicator;
     ExchangePlan wanted = plan_of(context.shares, shape);
     if (plan() == nullptr || *plan() != wanted) make(comm, device, std::move(wanted));
-    return common_ ? common_->place(comm.rank()) : nullptr;
+    return common_ ? common_->place(comm.rank()) : exchange_->own();
   }
 
-  void reduce(Strategy, const plan::Schedule&, const ReduceContext& context, StateShape shape, float* own,
+  void reduce(Strategy, const plan::Schedule&, const ReduceContext& context, StateShape shape, float* /*own*/,
               kernels::cuda::RankDevice& device, float* root) override {
     Communicator& comm = context.communicator;
     if (common_) {
@@ -67,35 +74,42 @@ class PeerReducer final : public DeviceReducer {
       std::copy_n(common_->wait(turn, device.stream()), shape.block_floats(), root);
       return;
     }
-    const double seconds = kShareOfDeadline * comm.deadline().count();
-    const float* result = nullptr;
-    if (together_) {
-      exchange_->push(own, device.stream());
-      comm.barrier();  // of the threads, while the GPU is at work
-      result = exchange_->merge(seconds, device.stream());
-    } else {
-      result = exchange_->exchange(own, seconds, device.stream());
-    }
+    exchange(comm, {}, device.stream());
     device.finish();
-    const std::vector<int> missing = exchange_->missing();
-    if (missing.empty()) {
-      std::copy_n(result, shape.block_floats(), root);
-      return;
-    }
+    confirm(comm);
+    std::copy_n(exchange_->root(), shape.block_floats(), root);
+  }
+
+  void reduce_on_gpu(const ReduceContext& context, StateShape shape, kernels::cuda::RankDevice& device,
+                     FinishedRows out, void* stream) override {
+    Communicator& comm = context.communicator;
+    if (!common_) return exchange(comm, out, stream);
+    common_->arrive(stream);
+    comm.barrier();
+    device.finalize(common_->follow(stream), shape.rows, static_cast<std::int64_t>(shape.row_floats) - 2, out.values);
+  }
+
+  std::int64_t recording() const override { return common_ || together_ ? 0 : recording_; }
+
+  void confirm(Communicator& comm) override {
+    const std::vector<int> missing = exchange_ ? exchange_->missing() : std::vector<int>{};
+    if (missing.empty()) return;
     exchange_.reset();
     comm.barrier();  // says who is lost, the same on all survivors
     throw Error(fmt::format("exchange between GPUs: nothing came from ranks {} within {:.1f} s, though all are there",
-                            fmt::join(missing, ", "), seconds));
-  }
-
-  const float* reduce_on_gpu(const ReduceContext& context, kernels::cuda::RankDevice& device) override {
-    if (!common_) return nullptr;
-    common_->arrive(device.stream());
-    context.communicator.barrier();
-    return common_->follow(device.stream());
+                            fmt::join(missing, ", "), seconds_to_wait(comm)));
   }
 
  private:
+  static double seconds_to_wait(const Communicator& comm) { return kShareOfDeadline * comm.deadline().count(); }
+
+  void exchange(Communicator& comm, FinishedRows out, void* stream) {
+    if (!together_) return exchange_->exchange(seconds_to_wait(comm), out, stream);
+    exchange_->push(stream);
+    comm.barrier();  // of the threads, while the GPU is at work
+    exchange_->merge(seconds_to_wait(comm), out, stream);
+  }
+
   const ExchangePlan* plan() const { return common_ ? &common_->plan() : exchange_ ? &exchange_->plan() : nullptr; }
 
   // Collective.
@@ -132,11 +146,13 @@ class PeerReducer final : public DeviceReducer {
         failure_of([&] { fresh = std::make_unique<PeerExchange>(device.gpu(), comm.rank(), std::move(plan)); });
     together_ = connect_together(comm, fresh ? &fresh->mailbox() : nullptr, failure);
     exchange_ = std::move(fresh);
+    recording_ = new_recording();
   }
 
   std::shared_ptr<CommonMailbox> common_;   // where all ranks are threads with one GPU
   std::unique_ptr<PeerExchange> exchange_;  // elsewhere
   bool together_ = false;                   // ranks of one process share a GPU
+  std::int64_t recording_ = 0;              // of the exchange: another lies elsewhere
 };
 
 }  // namespace

@@ -8,12 +8,14 @@
 #include <limits>
 #include <random>
 
+#include "base/half.h"
 #include "cuda/device_case.h"
 #include "cuda/nccl_refusal.h"
 #include "decode_loop.h"
 #include "expect_on_ranks.h"
 #include "kernels/cuda/ranks/common_mailbox.h"
 #include "kernels/cuda/ranks/peer_exchange.h"
+#include "merge/operator.h"
 #include "merge/rows.h"
 #include "parallel_checks.h"
 #include "treeattn/cuda.h"
@@ -171,6 +173,15 @@ class ThreeRanks {
     return testing_parallel::same_bits(std::span(found, plan.block_floats()),
                                        std::span<const float>(blocks_).first(plan.block_floats()));
   }
+  // What the root comes to.
+  std::vector<float> finished() const {
+    const std::size_t columns = plan.row_floats - 2;
+    std::vector<float> out(plan.rows * columns);
+    for (std::size_t row = 0; row < plan.rows; ++row) {
+      merge::finalize_row(blocks_.data() + row * plan.row_floats, columns, out.data() + row * columns);
+    }
+    return out;
+  }
   // Another one every time.
   std::vector<std::size_t> some_order() {
     std::vector<std::size_t> ranks = {0, 1, 2};
@@ -185,36 +196,39 @@ class ThreeRanks {
   std::vector<float> blocks_;
 };
 
-// halves: push and merge as kernels of their own, the merge behind everybody's push.
-void expect_exchange(bool halves) {
-  using kernels::cuda::PeerExchange;
-  ThreeRanks ranks;
+using kernels::cuda::PeerExchange;
+
+std::vector<std::unique_ptr<PeerExchange>> connected_exchanges(const kernels::cuda::ExchangePlan& plan) {
   std::vector<std::unique_ptr<PeerExchange>> exchanges;
   std::vector<kernels::cuda::LentMemory::Address> all;
-  std::vector<std::unique_ptr<kernels::DeviceMemory>> own;
   for (std::size_t r = 0; r < ThreeRanks::kRanks; ++r) {
-    exchanges.push_back(std::make_unique<PeerExchange>(kGpu, static_cast<int>(r), ranks.plan));
+    exchanges.push_back(std::make_unique<PeerExchange>(kGpu, static_cast<int>(r), plan));
     all.push_back(exchanges.back()->mailbox().address());
-    own.push_back(std::make_unique<kernels::DeviceMemory>(2 * ranks.plan.block_floats() * sizeof(float)));
   }
   for (const auto& exchange : exchanges) exchange->mailbox().connect(all);
+  return exchanges;
+}
+
+// halves: push and merge as kernels of their own, the merge behind everybody's push.
+void expect_exchange(bool halves) {
+  ThreeRanks ranks;
+  const auto exchanges = connected_exchanges(ranks.plan);
   for (std::size_t turn = 0; turn < ThreeRanks::kTurns; ++turn) {
-    ranks.begin_turn([&](std::size_t r) { return own[r]->as<float>(); });
-    std::vector<const float*> roots(ThreeRanks::kRanks);
+    ranks.begin_turn([&](std::size_t r) { return exchanges[r]->own(); });
     for (const std::size_t r : ranks.some_order()) {
       if (halves) {
-        exchanges[r]->push(own[r]->as<float>(), ranks.stream(r));
+        exchanges[r]->push(ranks.stream(r));
       } else {
-        roots[r] = exchanges[r]->exchange(own[r]->as<float>(), 20.0, ranks.stream(r));
+        exchanges[r]->exchange(20.0, {}, ranks.stream(r));
       }
     }
     for (const std::size_t r : ranks.some_order()) {
-      if (halves) roots[r] = exchanges[r]->merge(20.0, ranks.stream(r));
+      if (halves) exchanges[r]->merge(20.0, {}, ranks.stream(r));
     }
     for (std::size_t r = 0; r < ThreeRanks::kRanks; ++r) {
       kernels::cuda_check(cudaStreamSynchronize(ranks.stream(r)), "exchange");
       ASSERT_TRUE(exchanges[r]->missing().empty());
-      ASSERT_TRUE(ranks.is_root(roots[r])) << "rank " << r << ", turn " << turn;
+      ASSERT_TRUE(ranks.is_root(exchanges[r]->root())) << "rank " << r << ", turn " << turn;
     }
   }
 }
@@ -222,6 +236,47 @@ void expect_exchange(bool halves) {
 TEST_P(OneLink, OneKernelEach) { expect_exchange(false); }
 
 TEST_P(OneLink, TwoKernelsEach) { expect_exchange(true); }
+
+// Recorded once, repeated with other states every time, and what they come to left on the GPU.
+TEST_P(OneLink, RecordedAndRepeated) {
+  ThreeRanks ranks;
+  const auto exchanges = connected_exchanges(ranks.plan);
+  const std::size_t count = ranks.plan.rows * (ranks.plan.row_floats - 2);
+  std::vector<std::unique_ptr<kernels::DeviceMemory>> values, rounded;
+  std::vector<cudaGraphExec_t> graphs(ThreeRanks::kRanks);
+  for (std::size_t r = 0; r < ThreeRanks::kRanks; ++r) {
+    values.push_back(std::make_unique<kernels::DeviceMemory>(count * sizeof(float)));
+    rounded.push_back(std::make_unique<kernels::DeviceMemory>(count * sizeof(std::uint16_t)));
+    cudaGraph_t graph = nullptr;
+    kernels::cuda_check(cudaStreamBeginCapture(ranks.stream(r), cudaStreamCaptureModeThreadLocal), "recording");
+    exchanges[r]->exchange(20.0, {values[r]->as<float>(), rounded[r]->as<std::uint16_t>()}, ranks.stream(r));
+    kernels::cuda_check(cudaStreamEndCapture(ranks.stream(r), &graph), "recording");
+    kernels::cuda_check(cudaGraphInstantiate(&graphs[r], graph, 0), "recording");
+    cudaGraphDestroy(graph);
+  }
+  std::vector<float> found(count);
+  std::vector<std::uint16_t> found_rounded(count);
+  for (std::size_t turn = 0; turn < ThreeRanks::kTurns; ++turn) {
+    ranks.begin_turn([&](std::size_t r) { return exchanges[r]->own(); });
+    for (const std::size_t r : ranks.some_order()) {
+      kernels::cuda_check(cudaGraphLaunch(graphs[r], ranks.stream(r)), "recorded exchange");
+    }
+    const std::vector<float> want = ranks.finished();
+    for (std::size_t r = 0; r < ThreeRanks::kRanks; ++r) {
+      kernels::cuda_check(cudaStreamSynchronize(ranks.stream(r)), "exchange");
+      ASSERT_TRUE(exchanges[r]->missing().empty());
+      kernels::cuda_check(
+          cudaMemcpy(found.data(), values[r]->as<float>(), count * sizeof(float), cudaMemcpyDeviceToHost), "copy");
+      kernels::cuda_check(cudaMemcpy(found_rounded.data(), rounded[r]->as<std::uint16_t>(),
+                                     count * sizeof(std::uint16_t), cudaMemcpyDeviceToHost),
+                          "copy");
+      ASSERT_TRUE(testing_parallel::same_bits(std::span<const float>(found), std::span<const float>(want)))
+          << "rank " << r << ", turn " << turn;
+      for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(found_rounded[i], base::float_to_bfloat16(want[i]));
+    }
+  }
+  for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
+}
 
 TEST_P(OneLink, OneMailboxForAll) {
   ThreeRanks ranks;
@@ -235,11 +290,11 @@ TEST_P(OneLink, OneMailboxForAll) {
   }
 }
 
-// A kernel that waits for a rank which never comes ends by itself and says which; it does not trap.
+// A kernel that waits for a rank which never comes ends by itself and says which; it does not trap. What comes behind
+// it does not wait again.
 TEST_P(OneLink, WaitingForALostRankEnds) {
   using kernels::cuda::ExchangePlan;
   using kernels::cuda::LentMemory;
-  using kernels::cuda::PeerExchange;
   const ExchangePlan plan{{0, 1, 2, 3}, {{0, 1}, {0, 2}}, 5, 18, 0};
   PeerExchange here(kGpu, 0, plan), there(kGpu, 1, plan), silent(kGpu, 2, plan);
   const std::vector<LentMemory::Address> all = {here.mailbox().address(), there.mailbox().address(),
@@ -247,14 +302,14 @@ TEST_P(OneLink, WaitingForALostRankEnds) {
   EXPECT_TRUE(LentMemory::share_a_gpu(all));
   here.mailbox().connect(all);
   there.mailbox().connect(all);
-  const std::vector<float> row(plan.block_floats(), 1.0f);
-  const kernels::DeviceMemory own(row.data(), row.size() * sizeof(float));
   cudaStream_t streams[2] = {};
   for (cudaStream_t& stream : streams) {
     kernels::cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   }
-  here.exchange(own.as<float>(), 0.3, streams[0]);
-  there.exchange(own.as<float>(), 0.3, streams[1]);
+  for (const double seconds : {0.3, 3600.0, 3600.0}) {
+    here.exchange(seconds, {}, streams[0]);
+    there.exchange(seconds, {}, streams[1]);
+  }
   for (cudaStream_t& stream : streams) {
     kernels::cuda_check(cudaStreamSynchronize(stream), "the kernel must end without an error");
     cudaStreamDestroy(stream);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that are processes, connected by TCP, on one GPU: states and pages by way of the host and through each other's
-// memory (CUDA IPC). This process itself never touches CUDA: what it forks could not use it any more.
+// memory (CUDA IPC).
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <cstdlib>
 
+#include "cuda/gpu_processes.h"
 #include "cuda/nccl_refusal.h"
 #include "decode_loop.h"
 #include "parallel/page_window.h"
@@ -20,37 +21,20 @@ namespace treeattn {
 namespace {
 
 using testing::run_tcp_processes;
+using testing_gpu::all_but_the_last_return;
+using testing_gpu::kSkipped;
+using testing_gpu::require;
 using testing_parallel::Loop;
 
 constexpr int kGpu = 0;
-constexpr int kSkipped = 77;
 int on_gpu(int) { return kGpu; }
-
-void require(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
-}
 
 void require_none(const testing_parallel::Failures& failures) {
   for (const std::string& failure : failures) std::fprintf(stderr, "%s\n", failure.c_str());
   require(failures.empty(), "see above");
 }
 
-class Processes : public ::testing::TestWithParam<int> {
- protected:
-  void SetUp() override {
-    std::fflush(nullptr);
-    const pid_t child = ::fork();
-    if (child == 0) {
-      const std::string problem = cuda_problem();
-      if (!problem.empty()) std::printf("%s\n", problem.c_str());
-      std::fflush(nullptr);
-      ::_exit(problem.empty() ? 0 : kSkipped);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    if (WEXITSTATUS(status) == kSkipped) GTEST_SKIP() << "*** SKIPPED: no GPU, see above ***";
-  }
-};
+class Processes : public testing_gpu::Processes {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Processes, ::testing::Values(2, 3, 4), ::testing::PrintToStringParamName());
 
 TEST_P(Processes, EveryLinkHasTheBitsOfOneRank) {
@@ -64,12 +48,6 @@ TEST_P(Processes, EveryLinkHasTheBitsOfOneRank) {
     }
   });
   EXPECT_EQ(statuses, std::vector<int>(static_cast<std::size_t>(ranks), 0));
-}
-
-std::vector<int> all_but_the_last_return(int ranks) {
-  std::vector<int> statuses(static_cast<std::size_t>(ranks), 0);
-  statuses.back() = 128 + SIGKILL;
-  return statuses;
 }
 
 TEST_P(Processes, PromptsHaveTheBitsOfOneRank) {

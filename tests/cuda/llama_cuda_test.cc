@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/gpu_llama.h"
 #include "kernels/cuda/error_model.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "model/llama.h"
@@ -24,66 +25,21 @@
 namespace treeattn::model {
 namespace {
 
+using testing_gpu::Conversation;
+using testing_gpu::generate;
+using testing_gpu::GpuModel;
+using testing_gpu::kGpu;
+using testing_gpu::on_one;
+using testing_gpu::wide_config;
 using testing_model::Arithmetic;
 using testing_model::difference;
-using testing_model::largest;
 using testing_model::random_tokens;
-using testing_model::RandomCheckpoint;
 using testing_model::RoundedLlama;
 using testing_model::same_bits;
 using testing_model::small_config;
 using testing_model::small_options;
 using testing_model::SmallModel;
 using testing_model::Text;
-
-constexpr int kGpu = 0;
-
-// Heads that the tensor cores take, and matrices that cuBLASLt takes.
-LlamaConfig wide_config() {
-  LlamaConfig c = small_config();
-  c.vocab = 304;
-  c.hidden = 256;
-  c.heads = 8;
-  c.kv_heads = 2;
-  c.head_dim = 64;
-  c.feed_forward = 416;
-  return c;
-}
-
-struct GpuModel {
-  explicit GpuModel(const LlamaConfig& config, DType dtype = DType::kBFloat16,
-                    WeightFormat format = WeightFormat::kAsStored)
-      : pool(1), ops(kernels::cuda_model_ops(kGpu)) {
-    WeightOptions options;
-    options.format = format;
-    options.host_memory = false;
-    weights = std::make_shared<Weights>(config, std::make_shared<RandomCheckpoint>(1, dtype), *ops, pool, options);
-  }
-  ThreadPool pool;
-  std::unique_ptr<kernels::ModelOps> ops;
-  std::shared_ptr<const Weights> weights;
-};
-
-// forced: the tokens to go on with, whatever the logits say; empty: the likeliest.
-void generate(Llama& llama, SequenceId id, std::vector<float> logits, std::size_t count, Text& text,
-              std::span<const std::int32_t> forced = {}) {
-  while (text.tokens.size() < count) {
-    const std::int32_t token = forced.empty() ? largest(logits) : forced[text.tokens.size()];
-    text.tokens.push_back(token);
-    text.logits.push_back(logits);
-    if (text.tokens.size() < count) llama.decode({&id, 1}, {&token, 1}, logits);
-  }
-}
-
-Text on_one(Llama& llama, std::int64_t prompt, std::size_t count, Way way = Way::kBlocks,
-            std::span<const std::int32_t> forced = {}) {
-  Text text;
-  const SequenceId id = llama.add_sequence();
-  std::vector<float> logits(static_cast<std::size_t>(llama.config().vocab));
-  llama.prefill(id, random_tokens(prompt, llama.config().vocab, 7), logits, way);
-  generate(llama, id, logits, count, text, forced);
-  return text;
-}
 
 Text on_ranks(int ranks, const GpuModel& model, const LlamaOptions& options, std::int64_t prompt, std::size_t count,
               Way way = Way::kBlocks) {
@@ -314,41 +270,13 @@ TEST_F(LlamaCuda, SavedOnAGpuGoesOnOnRanks) {
 // way it was first computed.
 TEST_F(LlamaCuda, SurvivorsGoOnWithTheSameText) {
   const GpuModel model(wide_config());
-  const std::vector<std::int32_t> tokens = random_tokens(330, wide_config().vocab, 5);
-  const auto run = [&](Llama& llama, const std::function<bool(std::int64_t)>& leave) -> std::optional<Text> {
-    if (llama.sequences().empty()) llama.add_sequence();
-    const SequenceId id = llama.sequences().front();
-    Text text;
-    std::vector<float> logits(static_cast<std::size_t>(wide_config().vocab));
-    const auto part = [&](std::int64_t first, std::int64_t end) {
-      return std::span(tokens).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(end - first));
-    };
-    const auto said = [&] { return llama.transcript(id).length(); };
-    for (;;) {
-      try {
-        if (said() < 130) llama.prefill(id, part(said(), 130), {});
-        while (said() < 190) llama.decode({&id, 1}, part(said(), said() + 1), logits);
-        if (said() < 300) llama.prefill(id, part(said(), 300), {});
-        while (said() < 330) {
-          if (leave(said())) return {};
-          text.tokens.resize(static_cast<std::size_t>(said() - 300));
-          text.logits.resize(static_cast<std::size_t>(said() - 300));
-          text.tokens.push_back(tokens[static_cast<std::size_t>(said())]);
-          llama.decode({&id, 1}, part(said(), said() + 1), logits);
-          text.logits.push_back(logits);
-        }
-        return text;
-      } catch (const LostRanks&) {
-        llama.recover();
-      }
-    }
-  };
+  const Conversation conversation;
   Text want;
   run_ranks(1, [&](std::shared_ptr<Communicator> world) {
     const auto ops = kernels::cuda_model_ops(kGpu);
     ThreadPool pool(1);
     Llama llama(model.weights, world, *ops, pool, small_options());
-    want = *run(llama, [](std::int64_t) { return false; });
+    want = *conversation.run(llama, [](std::int64_t) { return false; });
   });
   RankOptions patience;
   patience.deadline = Seconds(20.0);
@@ -361,7 +289,7 @@ TEST_F(LlamaCuda, SurvivorsGoOnWithTheSameText) {
           const auto ops = kernels::cuda_model_ops(kGpu);
           ThreadPool pool(1);
           Llama llama(model.weights, world, *ops, pool, small_options());
-          const auto text = run(llama, [&](std::int64_t said) { return mortal && said == 315; });
+          const auto text = conversation.run(llama, [&](std::int64_t said) { return mortal && said == 315; });
           if (!text) return;
           EXPECT_EQ(difference(*text, want), "") << ranks << " ranks";
           ++finished;

@@ -32,13 +32,17 @@ __device__ inline float load_element(const std::byte* row, int i, DType dtype) {
   return 0.0f;
 }
 
+// Negative: not here.
+__device__ inline std::int64_t page_of(const DeviceKv& kv, int batch, std::int64_t token) {
+  return kv.page_table[batch * kv.pages_per_sequence + token / kv.page_tokens];
+}
+
 __device__ inline const std::byte* kv_row(const DeviceKv& kv, int batch, std::int64_t token, int head) {
   std::int64_t offset = head * kv.head_stride;
   if (kv.page_tokens == 0) {
     offset += batch * kv.batch_stride + token * kv.token_stride;
   } else {
-    const std::int64_t page = kv.page_table[batch * kv.pages_per_sequence + token / kv.page_tokens];
-    offset += page * kv.page_stride + token % kv.page_tokens * kv.token_stride;
+    offset += page_of(kv, batch, token) * kv.page_stride + token % kv.page_tokens * kv.token_stride;
   }
   return kv.data + offset * element_size(kv.dtype);
 }
@@ -49,8 +53,7 @@ __device__ inline float kv_scale(const DeviceKv& kv, int batch, std::int64_t tok
   if (kv.page_tokens == 0) {
     offset += batch * kv.scale_batch_stride + token * kv.scale_token_stride;
   } else {
-    const std::int64_t page = kv.page_table[batch * kv.pages_per_sequence + token / kv.page_tokens];
-    offset += page * kv.scale_page_stride + token % kv.page_tokens * kv.scale_token_stride;
+    offset += page_of(kv, batch, token) * kv.scale_page_stride + token % kv.page_tokens * kv.scale_token_stride;
   }
   return kv.scales[offset];
 }

@@ -12,11 +12,16 @@ namespace treeattn::kernels::cuda {
 // q, k or v of a row, by the order in which they are projected.
 enum StepPart : int { kStepQuery, kStepKey, kStepValue };
 
+// Null where another rank carries the token.
 __device__ inline std::byte* step_row(const StepTarget& t, int part, int row, int head) {
   if (part == kStepQuery) {
     return static_cast<std::byte*>(t.turned_q) + (row * t.heads + head) * t.k.dim * element_size(t.k.dtype);
   }
-  return const_cast<std::byte*>(kv_row(part == kStepValue ? t.v : t.k, row, t.lengths[row] - 1, head));
+  const DeviceKv& kv = part == kStepValue ? t.v : t.k;
+  const std::int64_t token = t.lengths[row] - 1;
+  // Selected, not branched on: who asks early need not wait for the table yet.
+  const std::byte* const here = kv_row(kv, row, token, head);
+  return const_cast<std::byte*>(kv.page_tokens > 0 && page_of(kv, row, token) < 0 ? nullptr : here);
 }
 
 // The cosine and sine of columns i and i + dim / 2; those of a value turn nothing.
@@ -39,6 +44,7 @@ __device__ inline void store_rounded(std::byte* row, int i, DType type, float va
 
 __device__ inline void store_pair(const StepTarget& t, int part, std::byte* row, int i, TurnedPair pair,
                                   TurnedPair angle) {
+  if (row == nullptr) return;
   if (part != kStepValue) pair = turned(pair.first, pair.second, angle.first, angle.second);
   store_rounded(row, i, t.k.dtype, pair.first);
   store_rounded(row, i + t.k.dim / 2, t.k.dtype, pair.second);

@@ -100,7 +100,7 @@ std::uint64_t CommonMailbox::arrive(void* stream) {
   }
   PeerParams merge = impl_->merge;
   merge.turn = static_cast<unsigned>(turn);
-  start_exchange(merge, own);
+  start_exchange(merge, false, own);
   check(cudaEventRecord(impl_->merged, own), "event");
   ++impl_->arrivals;
   return turn;

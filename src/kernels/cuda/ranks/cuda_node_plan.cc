@@ -212,8 +212,8 @@ void NodePlan::send_step(cudaStream_t stream) {
         "copy of tables");
 }
 
-void NodePlan::step(const KvView& k, const KvView& v, float* out, std::uint16_t* rounded_out, bool early,
-                    cudaStream_t stream) {
+// Of a layer, but for where the result goes.
+AttentionParams NodePlan::step_params(const KvView& k, const KvView& v) const {
   AttentionParams p = step_params_;
   p.k.data = static_cast<const std::byte*>(k.data);
   p.v.data = static_cast<const std::byte*>(v.data);
@@ -221,8 +221,21 @@ void NodePlan::step(const KvView& k, const KvView& v, float* out, std::uint16_t*
     p.tensor_copies = make_tensor_map(k, p.first_key, step_launch_.tile, step_launch_.whole_lines, p.k_map) &&
                       make_tensor_map(v, p.first_key, step_launch_.tile, step_launch_.whole_lines, p.v_map);
   }
+  return p;
+}
+
+void NodePlan::step(const KvView& k, const KvView& v, float* out, std::uint16_t* rounded_out, bool early,
+                    cudaStream_t stream) {
+  AttentionParams p = step_params(k, v);
   p.out = out;
   p.rounded_out = rounded_out;
+  start(step_launch_, p, stream, early);
+}
+
+void NodePlan::step_into(const KvView& k, const KvView& v, float* states, bool early, cudaStream_t stream) {
+  if (step_params_.item_count == 0) return;  // this rank has no nodes
+  AttentionParams p = step_params(k, v);
+  p.states = states;
   start(step_launch_, p, stream, early);
 }
 

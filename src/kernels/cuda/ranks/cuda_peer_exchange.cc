@@ -15,47 +15,63 @@ using base::round_up;
 
 // One turn is being read while the next is being written: a rank is at most one ahead, as it needs everybody's flag.
 constexpr std::size_t kTurns = 2;
-constexpr std::size_t kFlagAlignment = 256;
+constexpr std::size_t kAlignment = 256;
 
 }  // namespace
 
 struct PeerExchange::Impl {
   int gpu = 0;
-  int rank = 0;
   ExchangePlan plan;
   std::size_t flag_bytes = 0;
-  std::size_t turn_bytes = 0;
+  bool overlaps = false;                // kernels may be started early
   std::unique_ptr<LentMemory> mailbox;  // flags, then the mailboxes of two turns
-  DeviceBuffer merges;
-  PinnedBuffer told;  // what the kernel tells the host: the root's block, then who is missing [ranks]
-  unsigned turn = 0;
+  DeviceBuffer own;                     // this rank's blocks
+  DeviceBuffer merges, counters;
+  PinnedBuffer told;    // what the kernel tells the host: the root's block, then who is missing [ranks]
+  PeerParams params;    // but for what changes from call to call
+  unsigned pushes = 0;  // of halves
 
   std::size_t ranks() const { return plan.first_block.size() - 1; }
   float* root() const { return reinterpret_cast<float*>(told.data()); }
   unsigned* missing() const { return reinterpret_cast<unsigned*>(root() + plan.block_floats()); }
-  PeerParams params() const;
-  void start(const float* own, double seconds, void* stream, bool push, bool merge);
+  void start(PeerParams call, double seconds, FinishedRows out, bool early, void* stream) const;
 };
 
 PeerExchange::PeerExchange(int gpu, int rank, ExchangePlan plan) : impl_(std::make_unique<Impl>()) {
   impl_->gpu = gpu;
-  impl_->rank = rank;
   impl_->plan = std::move(plan);
+  const ExchangePlan& shape = impl_->plan;
   const std::size_t ranks = impl_->ranks();
   if (ranks > kMostPeers) {
     throw Unavailable(fmt::format("exchange between {} GPUs; accepted: at most {}", ranks, kMostPeers));
   }
   const UseDevice use(gpu);
   load_exchange();
-  impl_->flag_bytes = round_up(ranks * kPeerBlocks * sizeof(unsigned), kFlagAlignment);
-  const auto blocks = static_cast<std::size_t>(impl_->plan.first_block.back());
-  impl_->turn_bytes = round_up(blocks * impl_->plan.block_floats() * sizeof(float), kFlagAlignment);
+  const std::size_t block_bytes = shape.block_floats() * sizeof(float);
+  const auto first = static_cast<std::size_t>(shape.first_block[static_cast<std::size_t>(rank)]),
+             last = static_cast<std::size_t>(shape.first_block[static_cast<std::size_t>(rank) + 1]);
+  impl_->overlaps = code_is_for_hopper();
+  impl_->flag_bytes = round_up(ranks * kPeerBlocks * sizeof(unsigned), kAlignment);
+  const std::size_t turn_bytes = round_up(static_cast<std::size_t>(shape.first_block.back()) * block_bytes, kAlignment);
   impl_->mailbox =
-      std::make_unique<LentMemory>(gpu, impl_->flag_bytes + kTurns * impl_->turn_bytes, LentMemory::Others::kWrite);
+      std::make_unique<LentMemory>(gpu, impl_->flag_bytes + kTurns * turn_bytes, LentMemory::Others::kWrite);
   check(cudaMemset(impl_->mailbox->own(), 0, impl_->flag_bytes), "clearing of flags");
-  impl_->merges = merges_on_gpu(impl_->plan);
-  impl_->told.resize(impl_->plan.block_floats() * sizeof(float) + ranks * sizeof(unsigned));
+  impl_->own = DeviceBuffer(std::max((last - first) * block_bytes, kAlignment));
+  impl_->merges = merges_on_gpu(shape);
+  impl_->counters = DeviceBuffer(kPeerCounters * sizeof(unsigned));
+  check(cudaMemset(impl_->counters.as<void>(), 0, impl_->counters.bytes()), "clearing of counters");
+  impl_->told.resize(block_bytes + ranks * sizeof(unsigned));
   std::fill_n(impl_->missing(), ranks, 0u);
+  PeerParams& p = impl_->params;
+  p = merge_params(shape, impl_->merges.as<int>(), impl_->told);
+  p.odd_turns = static_cast<std::int64_t>(turn_bytes / sizeof(float));
+  p.rank = rank;
+  p.ranks = static_cast<int>(ranks);
+  p.turns = impl_->counters.as<unsigned>();
+  p.own = impl_->own.as<float>();
+  p.first_block = static_cast<int>(first);
+  p.blocks = static_cast<int>(last - first);
+  p.missing = reinterpret_cast<unsigned*>(p.result + shape.block_floats());
   check(cudaDeviceSynchronize(), "clearing of flags");
 }
 
@@ -63,53 +79,38 @@ PeerExchange::~PeerExchange() = default;
 
 const ExchangePlan& PeerExchange::plan() const { return impl_->plan; }
 LentMemory& PeerExchange::mailbox() { return *impl_->mailbox; }
+float* PeerExchange::own() const { return impl_->own.as<float>(); }
+const float* PeerExchange::root() const { return impl_->root(); }
 
-// Where things lie in this turn.
-PeerParams PeerExchange::Impl::params() const {
-  PeerParams p = merge_params(plan, merges.as<int>(), told);
-  const std::size_t box = flag_bytes + turn % kTurns * turn_bytes;
+void PeerExchange::Impl::start(PeerParams call, double seconds, FinishedRows out, bool early, void* stream) const {
   for (std::size_t r = 0; r < ranks(); ++r) {
-    p.flags[r] = reinterpret_cast<unsigned*>(mailbox->of(r));
-    p.mailbox[r] = reinterpret_cast<float*>(mailbox->of(r) + box);
+    call.flags[r] = reinterpret_cast<unsigned*>(mailbox->of(r));
+    call.mailbox[r] = reinterpret_cast<float*>(mailbox->of(r) + flag_bytes);
   }
-  const auto own = static_cast<std::size_t>(rank);
-  p.rank = rank;
-  p.ranks = static_cast<int>(ranks());
-  p.turn = turn;
-  p.first_block = plan.first_block[own];
-  p.blocks = plan.first_block[own + 1] - plan.first_block[own];
-  p.missing = reinterpret_cast<unsigned*>(p.result + plan.block_floats());
-  return p;
+  call.nanoseconds = static_cast<std::uint64_t>(seconds * 1e9);
+  call.out = out;
+  if (out.values != nullptr) call.result = nullptr;
+  const UseDevice use(gpu);
+  start_exchange(call, early, static_cast<cudaStream_t>(stream));
 }
 
-void PeerExchange::Impl::start(const float* own, double seconds, void* stream, bool push, bool merge) {
-  PeerParams p = params();
-  p.own = own;
-  p.push = push;
-  p.merge = merge;
-  p.nanoseconds = static_cast<std::uint64_t>(seconds * 1e9);
-  start_exchange(p, static_cast<cudaStream_t>(stream));
+void PeerExchange::exchange(double seconds, FinishedRows out, void* stream) {
+  impl_->start(impl_->params, seconds, out, impl_->overlaps, stream);
 }
 
-const float* PeerExchange::exchange(const float* own, double seconds, void* stream) {
+void PeerExchange::push(void* stream) {
+  PeerParams call = impl_->params;
+  call.merge = false;
+  impl_->start(call, 0, {}, false, stream);
+  impl_->mailbox->mark(++impl_->pushes, stream);
+}
+
+void PeerExchange::merge(double seconds, FinishedRows out, void* stream) {
   const UseDevice use(impl_->gpu);
-  ++impl_->turn;
-  impl_->start(own, seconds, stream, true, true);
-  return impl_->root();
-}
-
-void PeerExchange::push(const float* own, void* stream) {
-  const UseDevice use(impl_->gpu);
-  ++impl_->turn;
-  impl_->start(own, 0, stream, true, false);
-  impl_->mailbox->mark(impl_->turn, stream);
-}
-
-const float* PeerExchange::merge(double seconds, void* stream) {
-  const UseDevice use(impl_->gpu);
-  impl_->mailbox->wait_for_marks(impl_->turn, stream);
-  impl_->start(nullptr, seconds, stream, false, true);
-  return impl_->root();
+  impl_->mailbox->wait_for_marks(impl_->pushes, stream);
+  PeerParams call = impl_->params;
+  call.push = false;
+  impl_->start(call, seconds, out, false, stream);
 }
 
 std::vector<int> PeerExchange::missing() const {

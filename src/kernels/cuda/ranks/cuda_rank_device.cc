@@ -255,6 +255,11 @@ void RankDevice::attend_step(const KvView& k, const KvView& v, float* out, std::
   impl_->steps->step(k, v, out, rounded_out, impl_->overlaps, as_stream(stream));
 }
 
+void RankDevice::attend_step_into(const KvView& k, const KvView& v, float* states, void* stream) {
+  const UseDevice use(impl_->gpu);
+  impl_->steps->step_into(k, v, states, impl_->overlaps, as_stream(stream));
+}
+
 std::string_view RankDevice::kernel() const { return (impl_->stepped ? impl_->steps : impl_->plan)->kernel(); }
 
 double RankDevice::read_bandwidth(std::size_t bytes) {

@@ -14,9 +14,11 @@ PeerExchange::PeerExchange(int, int, ExchangePlan) { throw Unavailable(cuda_prob
 PeerExchange::~PeerExchange() = default;
 const ExchangePlan& PeerExchange::plan() const { return impl_->plan; }
 LentMemory& PeerExchange::mailbox() { throw Unavailable(cuda_problem()); }
-const float* PeerExchange::exchange(const float*, double, void*) { return nullptr; }
-void PeerExchange::push(const float*, void*) {}
-const float* PeerExchange::merge(double, void*) { return nullptr; }
+float* PeerExchange::own() const { return nullptr; }
+void PeerExchange::exchange(double, FinishedRows, void*) {}
+void PeerExchange::push(void*) {}
+void PeerExchange::merge(double, FinishedRows, void*) {}
+const float* PeerExchange::root() const { return nullptr; }
 std::vector<int> PeerExchange::missing() const { return {}; }
 
 }  // namespace treeattn::kernels::cuda

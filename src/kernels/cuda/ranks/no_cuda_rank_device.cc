@@ -44,6 +44,7 @@ void RankDevice::send_step(void*) {}
 StepTarget RankDevice::step_target(const KvView&, const KvView&) const { return {}; }
 void RankDevice::store_step(const StepTarget&, const StepRows&, void*) {}
 void RankDevice::attend_step(const KvView&, const KvView&, float*, std::uint16_t*, void*) {}
+void RankDevice::attend_step_into(const KvView&, const KvView&, float*, void*) {}
 std::string_view RankDevice::kernel() const { return {}; }
 double RankDevice::read_bandwidth(std::size_t) { return 0; }
 double RankDevice::product_rate(std::int64_t) { return 0; }

@@ -37,7 +37,10 @@ class NodePlan {
   // for this one's before it begins.
   std::vector<std::int64_t> prepare_step(Problem problem);
   void send_step(cudaStream_t stream);
+  // The result of the whole tree into out, and rounded to bfloat16 into rounded_out unless that is null; or states of
+  // the nodes, as run() makes them.
   void step(const KvView& k, const KvView& v, float* out, std::uint16_t* rounded_out, bool early, cudaStream_t stream);
+  void step_into(const KvView& k, const KvView& v, float* states, bool early, cudaStream_t stream);
   const AttentionParams& step_params() const { return step_params_; }
   // Memory for q of a step; valid until more is asked for.
   void* step_queries(std::size_t bytes);
@@ -60,6 +63,7 @@ class NodePlan {
   template <class T>
   T* put(Tables& tables, const T* from, std::size_t count);
   void send(const Tables& tables, bool record = true);
+  AttentionParams step_params(const KvView& k, const KvView& v) const;
   AttentionParams put_step(Problem& problem, bool q_on_gpu);
   Launch prepare(const Problem& problem, AttentionParams& params);
   void update_split(const Problem& problem, const Launch& launch);

@@ -25,6 +25,12 @@ struct ExchangePlan {
   bool operator==(const ExchangePlan&) const = default;
 };
 
+// Where the result goes on this GPU.
+struct FinishedRows {
+  float* values = nullptr;           // [rows, row_floats - 2]
+  std::uint16_t* rounded = nullptr;  // the same in bfloat16, or null
+};
+
 // Made by all ranks together: construct, connect everybody's mailbox(). Then exchange() on all, in the same order.
 // Throws Unavailable naming what failed.
 class PeerExchange {
@@ -37,17 +43,21 @@ class PeerExchange {
   const ExchangePlan& plan() const;
   LentMemory& mailbox();
 
-  // Puts the exchange on the stream. own: this rank's blocks, on its GPU. Returns where the root's block will be, in
-  // the host's memory, when the stream is done; valid until the next call. A rank that does not hear from another
-  // within the time ends all the same: see missing(). Not for ranks that share a GPU of one process: the kernel of one
-  // that waits may keep another from being started at all.
-  const float* exchange(const float* own, double seconds, void* stream);
+  // Where this rank's blocks go before each call, on its GPU. There are none: any address but null.
+  float* own() const;
+  // Puts the exchange on the stream. out.values null: the root's block goes to root() instead. A rank that does not
+  // hear from another within the time ends all the same, and so does all that follows: see missing(). May be recorded
+  // and repeated. Not for ranks that share a GPU of one process: the kernel of one that waits may keep another from
+  // being started at all.
+  void exchange(double seconds, FinishedRows out, void* stream);
   // The two halves of it, as kernels of their own, for these: push() on all, a barrier of the host's threads, then
   // merge(). It is not started before the threads of this process have pushed; what waits for them is no kernel, so it
-  // takes nothing from theirs.
-  void push(const float* own, void* stream);
-  const float* merge(double seconds, void* stream);
-  // Once the stream is done: the ranks that were not heard from; the result is good when there are none. After that the
+  // takes nothing from theirs. Not to be recorded.
+  void push(void* stream);
+  void merge(double seconds, FinishedRows out, void* stream);
+  // The root's block of the last call when the stream is done, in the host's memory.
+  const float* root() const;
+  // Once the stream is done: the ranks that were not heard from; results are good when there are none. After that the
   // mailboxes are out of step and must be made anew.
   std::vector<int> missing() const;
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/half.h"
 #include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/ranks/peer_kernel.h"
 #include "kernels/cuda/ranks/warp_rows.cuh"
@@ -31,6 +32,16 @@ __device__ unsigned look_at(const unsigned* flag) {
   unsigned value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
   return value;
+}
+
+// Which call this is, and where in a mailbox its states lie.
+struct Turn {
+  unsigned number;
+  std::int64_t box;
+};
+__device__ Turn this_turn(const PeerParams& p) {
+  const unsigned number = p.turns == nullptr ? p.turn : p.turns[blockIdx.x] + 1;
+  return {number, number % 2 * p.odd_turns};
 }
 
 // A row of this rank's states into all mailboxes, at the same place. All loads are on their way before the first store.
@@ -70,19 +81,20 @@ __device__ float* copy_to_shared(const PeerParams& p, const float* from, std::in
 }
 
 // Says that this block's rows have been pushed, and waits for those of the other ranks. False where some did not come.
-__device__ bool meet_others(const PeerParams& p) {
+__device__ bool meet_others(const PeerParams& p, unsigned turn) {
   __threadfence_system();
   __syncthreads();
   const int mine = static_cast<int>(threadIdx.x);
   bool alone = false;
   if (mine < p.ranks) {
-    if (p.push) raise_flag(p.flags[mine] + p.rank * kPeerBlocks + blockIdx.x, p.turn);
+    if (p.push) raise_flag(p.flags[mine] + p.rank * kPeerBlocks + blockIdx.x, turn);
     const unsigned* flag = p.flags[p.rank] + mine * kPeerBlocks + blockIdx.x;
     const std::uint64_t end = now() + p.nanoseconds;
     // A rank may be ahead of this one, so its count may be higher. Signed, because counts go round.
-    while (p.merge && static_cast<int>(look_at(flag) - p.turn) < 0) {
+    while (p.merge && static_cast<int>(look_at(flag) - turn) < 0) {
       if (now() < end) continue;
       p.missing[mine] = 1;
+      raise_flag(p.turns + kPeerBlocks, 1);
       alone = true;
       break;
     }
@@ -107,50 +119,68 @@ __device__ void merge_in_order(const PeerParams& p, int2 first_ones, float* stat
   }
 }
 
+// Wherever it is wanted, by one warp.
+__device__ void store_root(const PeerParams& p, std::int64_t row, const float* root) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  for (int i = lane; i < p.row_floats; i += kLanes) {
+    if (p.result != nullptr) p.result[row * p.row_floats + i] = root[i];
+    if (p.kept != nullptr) p.kept[row * p.row_floats + i] = root[i];
+  }
+  if (p.out.values == nullptr) return;
+  const int columns = p.row_floats - 2;
+  for (int i = lane; i < columns; i += kLanes) {
+    const float value = merge::finished(root[0], root[1], root[2 + i]);
+    p.out.values[row * columns + i] = value;
+    if (p.out.rounded != nullptr) p.out.rounded[row * columns + i] = base::float_to_bfloat16(value);
+  }
+}
+
 // Block b takes every gridDim-th row of all states, from its own rank's to the merged ones, and its flags say that
 // these rows have come. So it waits for block b of the other ranks alone, and no block of a rank for another of the
 // same.
 __global__ void __launch_bounds__(kThreads) exchange_kernel(const __grid_constant__ PeerParams p) {
+  let_next_start();
+  wait_for_earlier();
+  // All threads of a block alike, though another block may be about to raise it.
+  if (__syncthreads_or(p.turns != nullptr && look_at(p.turns + kPeerBlocks) != 0)) return;
+  const Turn turn = this_turn(p);
   const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
   const std::int64_t first = blockIdx.x + std::int64_t{gridDim.x} * warp, step = std::int64_t{gridDim.x} * kWarps;
   const std::int64_t block_floats = p.rows * p.row_floats;
   for (int block = 0; p.push && block < p.blocks; ++block) {
     for (std::int64_t row = first; row < p.rows; row += step) {
       push_row(p, p.own + block * block_floats + row * p.row_floats,
-               (p.first_block + block) * block_floats + row * p.row_floats);
+               turn.box + (p.first_block + block) * block_floats + row * p.row_floats);
     }
   }
-  if (p.ranks > 0 && !meet_others(p)) return;
+  if (p.ranks > 0 && !meet_others(p, turn.number)) return;
   if (!p.merge) return;
   extern __shared__ float shared[];
   const int2 first_ones = lane < p.merge_count ? reinterpret_cast<const int2*>(p.merges)[lane] : int2{};
   for (std::int64_t row = first; row < p.rows; row += step) {
-    float* states = p.mailbox[p.rank] + row * p.row_floats;
+    float* states = p.mailbox[p.rank] + turn.box + row * p.row_floats;
     std::int64_t stride = block_floats;
     if (fits(p)) {
       states = copy_to_shared(p, states, stride, shared + warp * p.all_blocks * p.row_floats);
       stride = p.row_floats;
     }
     merge_in_order(p, first_ones, states, stride);
-    const float* root = states + p.root * stride;
-    for (int i = lane; i < p.row_floats; i += kLanes) {
-      p.result[row * p.row_floats + i] = root[i];
-      if (p.kept != nullptr) p.kept[row * p.row_floats + i] = root[i];
-    }
+    store_root(p, row, states + p.root * stride);
     __syncwarp();
   }
+  if (p.turns != nullptr && threadIdx.x == 0) p.turns[blockIdx.x] = turn.number;
   if (p.finished == nullptr) return;
   __threadfence_system();
   __syncthreads();
-  if (threadIdx.x == 0) raise_flag(p.finished + blockIdx.x, p.turn);
+  if (threadIdx.x == 0) raise_flag(p.finished + blockIdx.x, turn.number);
 }
 
 }  // namespace
 
-void start_exchange(const PeerParams& params, cudaStream_t stream) {
+void start_exchange(const PeerParams& params, bool overlaps, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(exchange_blocks(params));
   const std::size_t bytes = params.merge && fits(params) ? shared_bytes(params) : 0;
-  start_dependent_with(exchange_kernel, blocks, kThreads, bytes, false, stream, "exchange between GPUs", params);
+  start_dependent_with(exchange_kernel, blocks, kThreads, bytes, overlaps, stream, "exchange between GPUs", params);
 }
 
 void load_exchange() {

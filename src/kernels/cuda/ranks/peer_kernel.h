@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/cuda/ranks/peer_exchange.h"
+
 namespace treeattn::kernels::cuda {
 
 inline constexpr int kMostPeers = 64;
@@ -15,12 +17,18 @@ inline constexpr int kMostPeers = 64;
 inline constexpr int kPeerBlocks = 8, kMergeBlocks = 128;
 inline constexpr int kPeerRowsAtOnce = 4;  // of a block
 
+inline constexpr int kPeerCounters = kPeerBlocks + 1;
+
 struct PeerParams {
-  float* mailbox[kMostPeers] = {};   // [ranks] of each rank, of this turn: all blocks of all ranks
+  float* mailbox[kMostPeers] = {};   // [ranks] of each rank, for even turns: all blocks of all ranks
+  std::int64_t odd_turns = 0;        // floats from there to the one for odd turns
   unsigned* flags[kMostPeers] = {};  // [ranks] of each rank: [ranks, kPeerBlocks], who has come how often
   int rank = 0;
   int ranks = 0;      // 0: nobody is waited for
   unsigned turn = 0;  // counts the calls, from 1
+  // Instead, on this GPU: [kPeerBlocks] how many calls each block has done. A call that is recorded and repeated is
+  // another one every time. Then [1]: set where one has waited in vain, and all that follow do nothing.
+  unsigned* turns = nullptr;
   bool push = true;   // writes its own to all
   bool merge = true;  // waits for all, and merges
   const float* own = nullptr;
@@ -29,8 +37,9 @@ struct PeerParams {
   const int* merges = nullptr;      // [merge_count, 2] on this GPU
   int merge_count = 0;
   int root = 0;             // the block that holds the root in the end
-  float* result = nullptr;  // [rows] the root's block goes here, in the host's memory
+  float* result = nullptr;  // [rows] or null: the root's block goes here, in the host's memory
   float* kept = nullptr;    // [rows] or null: and here, on this GPU
+  FinishedRows out;         // and what it comes to
   std::int64_t rows = 0;
   int row_floats = 0;
   std::uint64_t nanoseconds = 0;  // to wait for others
@@ -43,7 +52,8 @@ inline int exchange_blocks(const PeerParams& p) {
   return static_cast<int>(std::clamp<std::int64_t>((p.rows + kPeerRowsAtOnce - 1) / kPeerRowsAtOnce, 1, most));
 }
 
-void start_exchange(const PeerParams& params, cudaStream_t stream);
+// overlaps: as in start_dependent.
+void start_exchange(const PeerParams& params, bool overlaps, cudaStream_t stream);
 // Loads the kernel: to be done while no kernel waits for another.
 void load_exchange();
 

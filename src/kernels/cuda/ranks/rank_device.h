@@ -106,10 +106,10 @@ class RankDevice {
   // The finished result of the whole tree, with q in this GPU's memory too; out [batch, queries, heads, v_dim] there.
   void attend_on_device(const Problem& problem, float* out);
 
-  // A decode step of a rank that carries everything, layer by layer, on a stream of the caller's, with q, k, v and out
-  // in this GPU's memory. First prepare_step, with the problem of any layer, whose q is step_queries(); what it returns
-  // is all that the rest depends on beside the content of memory: so the rest may be recorded and repeated. The
-  // caller's stream must be done with the last step when the next is prepared.
+  // A decode step, layer by layer, on a stream of the caller's, with q, k, v and what comes out in this GPU's memory.
+  // First prepare_step, with the problem of any layer, whose q is step_queries(); what it returns is all that the rest
+  // depends on beside the content of memory: so the rest may be recorded and repeated. The caller's stream must be done
+  // with the last step when the next is prepared.
   struct StepRows {
     const float* q = nullptr;  // [rows, heads, dim], not yet turned
     const float* k = nullptr;  // [rows, kv_heads, dim], the same
@@ -120,10 +120,13 @@ class RankDevice {
   void send_step(void* stream);
   // Where q, k and v of a layer go, but for the angles. K and V of float32, float16 or bfloat16, with one head dim.
   StepTarget step_target(const KvView& k, const KvView& v) const;
-  // Turns q and k, stores them, and v, there.
+  // Turns q and k, stores them, and v, there; k and v of sequences whose new token this rank carries.
   void store_step(const StepTarget& target, const StepRows& rows, void* stream);
-  // Attends to what is there. rounded_out: where the result goes in bfloat16 as well, or null.
+  // Attends to what is there, on a rank that carries everything. rounded_out: where the result goes in bfloat16 as
+  // well, or null.
   void attend_step(const KvView& k, const KvView& v, float* out, std::uint16_t* rounded_out, void* stream);
+  // The same where others carry some of it: states, as attend() has them.
+  void attend_step_into(const KvView& k, const KvView& v, float* states, void* stream);
 
   // The kernel that the last of these calls used, as CudaPlan::kernel() names it; empty before.
   std::string_view kernel() const;

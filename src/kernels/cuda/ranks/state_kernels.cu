@@ -77,9 +77,9 @@ void finalize(const float* states, RowShape shape, const float* sinks, std::size
       const float sink[3] = {logit, merge::state_weight(logit, logit), 0.0f};  // as finalize_states
       merge::merge_row(merged, sink, 3);
     }
-    const bool empty = merged[0] == merge::kEmptyMax;
-    out[r * v_dim + c] = empty ? 0.0f : merged[2] / merged[1];
-    if (c == 0 && lse != nullptr) lse[r] = empty ? merge::kEmptyMax : merge::row_lse(merged[0], merged[1]);
+    out[r * v_dim + c] = merge::finished(merged[0], merged[1], merged[2]);
+    if (c != 0 || lse == nullptr) return;
+    lse[r] = merged[0] == merge::kEmptyMax ? merge::kEmptyMax : merge::row_lse(merged[0], merged[1]);
   });
 }
 
@@ -107,9 +107,8 @@ void normalise(const float* states, RowShape shape, float* lse, float* o, cudaSt
   const std::size_t v_dim = shape.row_floats - 2;
   for_each(shape.rows, v_dim, stream, "normalisation of states", [=] __device__(std::size_t r, std::size_t c) {
     const float* row = states + r * shape.row_floats;
-    const bool empty = row[0] == merge::kEmptyMax;
-    o[r * v_dim + c] = empty ? 0.0f : row[2 + c] / row[1];
-    if (c == 0) lse[r] = empty ? merge::kEmptyMax : row[0] + log2f(row[1]);
+    o[r * v_dim + c] = merge::finished(row[0], row[1], row[2 + c]);
+    if (c == 0) lse[r] = row[0] == merge::kEmptyMax ? merge::kEmptyMax : row[0] + log2f(row[1]);
   });
 }
 
