@@ -46,7 +46,8 @@ def check_grammar():
     decode = COMMANDS[2]
     expect_error([*decode, "--link", "wire"], 2, '"wire"', "host, peer, nccl")
     expect_error([*decode, "--link", "peer"], 2, "--device cpu", "accepted: host, or --device cuda")
-    expect_error([*GENERATE, "--link", "peer"], 2, "--device cpu", "accepted: host, or --device cuda")
+    expect_error([*GENERATE, "--link", "wire"], 2, '"wire"', "auto, host, peer, nccl")
+    expect_error([*GENERATE, "--link", "peer"], 2, "--device cpu", "accepted: auto, host, or --device cuda")
 
 
 def check_lengths():

@@ -68,7 +68,8 @@ void ModelOptions::add_to(CommandLine& app) {
   text("--piece", piece, "Chunks of a prompt that a rank takes through the layers at once (default 4; on a GPU 32)",
        "N");
   text("--device", device, "cpu, cuda or cuda:N: where ranks compute (default cpu)", "NAME")->own_to_rank();
-  text("--link", link, "How the states of ranks on GPUs travel in decode: host, peer, nccl (default host)", "NAME");
+  text("--link", link, "How the states of ranks on GPUs travel in decode: host, peer, nccl, auto (default auto)",
+       "NAME");
   text("--deadline", deadline, "A rank that does not answer for so long is lost (default 120)", "SECONDS");
   app.add_flag("--gather-kv", gather_kv,
                "Prefill: collect K and V of a layer first instead of passing them round; GPUs always do")
@@ -97,7 +98,7 @@ ModelPlan make_model_plan(const ModelOptions& options) {
   plan.threads = parse_count_or("--threads", options.threads, 1, 4096, 0);
   plan.device = parse_device(options.device);
   if (plan.device.on_gpu()) plan.llama.gather_kv = true;  // as it is there, whatever is asked for
-  plan.llama.attention.link = parse_link(options.link, plan.device.on_gpu());
+  plan.llama.attention.link = parse_link_or_auto(options.link, plan.device.on_gpu());
   // A GPU wants more rows at once.
   plan.llama.chunks_per_piece = parse_count_or("--piece", options.piece, 1, 1 << 20, plan.device.on_gpu() ? 32 : 4);
   plan.model = options.model.empty()

@@ -25,6 +25,8 @@ enum class DeviceLink : std::uint8_t {
   kNccl,  // from GPU to GPU by NCCL, which wants a GPU for every rank, or is 2.30 or later and told to let them share
   kPeer,  // one kernel in which every rank writes into the memory of all others: ranks on one machine, as threads or
           // processes. Always in the canonical order. Several ranks may share a GPU.
+  kAuto,  // with strategy kAuto: kPeer where every rank has a GPU of its own in one machine and reaches the others', or
+          // all are threads with one GPU. Else kHost. Found out by the first call with a cache
 };
 // Whether this build has NCCL.
 bool nccl_available();
@@ -35,10 +37,10 @@ struct ParallelOptions {
   // call). false: every rank first merges what it carries into one state. Less to send where the shares do not fall on
   // nodes of the tree; the bits then depend on the shares.
   bool canonical = true;
-  // Other than kHost: all ranks must have their pages on a GPU, and with one ParallelAttention always on the same. What
+  // kNccl, kPeer: all ranks must have their pages on a GPU, and with one ParallelAttention always on the same. What
   // then travels is not in the report's traffic. Results by heads go by way of the host all the same, as do the states
   // of the ring; its pages go from GPU to GPU between threads.
-  DeviceLink link = DeviceLink::kHost;
+  DeviceLink link = DeviceLink::kAuto;
 };
 
 // Where the result of decode goes.
@@ -75,7 +77,7 @@ class ParallelAttention {
   // The same with q and out in memory of this rank's GPU and no lse, as work on `stream`, a cudaStream_t: it reads what
   // is put there before, and what is put there later finds out. The host does not wait for the GPU, so that what is in
   // out counts when confirm() has returned. Returns false, on every rank and with nothing done, where states do not
-  // stay on GPUs: they do with link = kPeer, no sinks, and any strategy but kRing.
+  // stay on GPUs: they do with link = kPeer, or kAuto where it stands for that, no sinks, and any strategy but kRing.
   bool decode_on_device(const KvCache& cache, int layer, std::span<const SequenceId> sequences, const QueryView& q,
                         const AttentionOptions& options, float* out, void* stream, ThreadPool& pool);
   // Once the host has waited for that stream: throws LostRanks where a rank's states did not come in time. What was put

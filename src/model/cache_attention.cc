@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "base/half.h"
+#include "parallel/choose_link.h"
 #include "treeattn/state.h"
 
 namespace treeattn::model {
@@ -24,11 +25,11 @@ CacheAttention::CacheAttention(KvCache& cache, std::int64_t heads, const Paralle
       heads_(heads),
       ops_(ops),
       pool_(pool),
+      how_(options),
       attention_(cache.communicator(), options),
       again_(cache.communicator(), ParallelOptions{Strategy::kMerge}) {
   options_.causal = true;
-  stays_on_gpu_ = device() != nullptr && options.link == DeviceLink::kPeer && options.strategy != Strategy::kRing;
-  recordable_ = stays_on_gpu_;
+  stays_on_gpu_ = recordable_ = device() != nullptr && options.strategy != Strategy::kRing;
 }
 
 DType CacheAttention::query_type() const {
@@ -197,6 +198,7 @@ parallel::StateShape CacheAttention::state_shape(std::int64_t rows) const {
 // finds out whether the ranks agree on it.
 bool CacheAttention::prepare_reduction(std::int64_t rows) {
   if (!recordable_ || !cache_.store().same_on_ranks()) return false;
+  if (parallel::link_of(how_, cache_.store()) != DeviceLink::kPeer) return recordable_ = false;
   if (!reducer_) reducer_ = parallel::peer_reducer();
   own_states_ = reducer_->place(reduction(), state_shape(rows), *device());
   recordable_ = reducer_->recording() != 0;

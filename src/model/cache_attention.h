@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Between activations, which are memory of the backend, and the cache and its attention. Nothing else in this room
 // knows where the cache is: in host memory, or on the GPU that the activations are on. There nothing goes by way of the
-// host on one rank, nor does prefill on several; queries and results of a decode on several do unless their link is
-// kPeer.
+// host on one rank, nor does prefill on several; queries and results of a decode on several do unless states go from
+// GPU to GPU (kPeer).
 //
 // Queries are rounded to the type of the cache where that is float16 or bfloat16: the matrix instructions of CPUs and
 // GPUs want both factors of one type, and a float32 query would cost them three times the work.
@@ -87,12 +87,13 @@ class CacheAttention {
   std::int64_t heads_;
   kernels::ModelOps& ops_;
   ThreadPool& pool_;
+  ParallelOptions how_;
   ParallelAttention attention_;
   ParallelAttention again_;  // by merge: the bits of the ring and of all strategies that promise any
   AttentionOptions options_;
-  bool stays_on_gpu_ = false;  // what several ranks decode
-  // Where they reduce it by kernels alone, so that a step can be recorded.
-  bool recordable_ = false;  // as far as is known
+  // As far as is known: whether what several ranks decode stays on GPUs, and whether they reduce it there by kernels
+  // alone, so that a step can be recorded.
+  bool stays_on_gpu_ = false, recordable_ = false;
   std::unique_ptr<parallel::DeviceReducer> reducer_;
   float* own_states_ = nullptr;  // where the reducer wants them
   base::Buffer q_, narrow_q_, k_, v_, out_;

@@ -278,6 +278,7 @@ std::vector<TokenRange> KvStore::adopt(std::shared_ptr<Communicator> survivors, 
   communicator_ = std::move(survivors);
   same_on_ranks_ = false;
   page_window_.reset();
+  fastest_link_.reset();
   cut_to_common(*communicator_);
   return redistribute(*communicator_, std::move(shares), false);
 }

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "kernels/head_dims.h"
+#include "parallel/choose_link.h"
 #include "parallel/kv_rows.h"
 #include "plan/tree_order.h"
 
@@ -86,6 +87,15 @@ PageWindow* KvStore::page_window() const {
     communicator_->reset_traffic(before);  // to find out, once: no part of what a call sends
   }
   return page_window_->get();
+}
+
+DeviceLink KvStore::fastest_link() const {
+  if (!fastest_link_) {
+    const Traffic before = communicator_->traffic();
+    fastest_link_ = parallel::fastest_link(*communicator_, device());
+    communicator_->reset_traffic(before);
+  }
+  return *fastest_link_;
 }
 
 const KvStore::Sequence& KvStore::find(SequenceId sequence) const {

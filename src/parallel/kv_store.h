@@ -17,6 +17,7 @@
 #include "parallel/page_window.h"
 #include "plan/shares.h"
 #include "treeattn/kv_cache.h"
+#include "treeattn/parallel_attention.h"
 #include "treeattn/views.h"
 
 namespace treeattn::parallel {
@@ -111,6 +112,8 @@ class KvStore {
 
   // Collective. How pages of other ranks come to this one's GPU; null: by messages. Kept from call to call.
   PageWindow* page_window() const;
+  // Collective. How states go best from GPU to GPU (choose_link.h). Kept from call to call.
+  DeviceLink fastest_link() const;
 
   // Keeps the memory of all chunks alive while messages that are given up may still read it.
   std::shared_ptr<const void> memory() const { return pool_; }
@@ -174,7 +177,9 @@ class KvStore {
   SequenceId next_ = 0;
   std::uint64_t generation_ = 0;
   mutable bool same_on_ranks_ = false;
-  mutable std::optional<std::unique_ptr<PageWindow>> page_window_;  // none: not asked for yet
+  // None: not asked for yet.
+  mutable std::optional<std::unique_ptr<PageWindow>> page_window_;
+  mutable std::optional<DeviceLink> fastest_link_;
 };
 
 }  // namespace treeattn::parallel

@@ -15,6 +15,10 @@ namespace treeattn::parallel {
 
 using kernels::cuda::LentMemory;
 
+bool on_one_machine(const Communicator& communicator) {
+  return communicator.transport() == "threads" || communicator.nodes() == 1;
+}
+
 bool share_one_gpu(Communicator& communicator, int gpu) {
   struct Seat {
     std::uint64_t process = 0;

@@ -9,6 +9,8 @@
 
 namespace treeattn::parallel {
 
+// Threads may have nodes, too: those of NUMA.
+bool on_one_machine(const Communicator& communicator);
 // Collective. Whether all ranks are threads of this process with the same GPU.
 bool share_one_gpu(Communicator& communicator, int gpu);
 // Collective. Throws Unavailable on every rank when `failure` is not empty on one.

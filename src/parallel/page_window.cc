@@ -41,8 +41,7 @@ void for_part(const PageWindow::Pages& pages, std::size_t first, const Copy& cop
 }  // namespace
 
 std::unique_ptr<PageWindow> PageWindow::make(Communicator& communicator, std::shared_ptr<KvMemory> memory) {
-  // Threads may have nodes, too: those of NUMA.
-  if (communicator.transport() != "threads" && communicator.nodes() > 1) return nullptr;
+  if (!on_one_machine(communicator)) return nullptr;
   constexpr int kNone = -1;
   const int gpu = memory->device() != nullptr ? memory->device()->gpu() : kNone;
   if (share_one_gpu(communicator, gpu)) return nullptr;

@@ -12,6 +12,7 @@
 #include "base/timing.h"
 #include "parallel/agree.h"
 #include "parallel/choose.h"
+#include "parallel/choose_link.h"
 #include "parallel/device_reduce.h"
 #include "parallel/finalize.h"
 #include "parallel/kv_format.h"
@@ -94,9 +95,13 @@ struct ParallelAttention::Impl {
     return found->second;
   }
 
-  Strategy strategy_for(const DecodeCall& call, ThreadPool& pool) {
+  Strategy strategy_for(const DecodeCall& call, DeviceLink link, ThreadPool& pool) {
     if (options.strategy != Strategy::kAuto) return options.strategy;
     if (communicator->size() == 1) return Strategy::kMerge;
+    if (link == DeviceLink::kPeer) {
+      why = "states go from every GPU to every other in one kernel, whatever the strategy\n";
+      return Strategy::kMerge;
+    }
     const Traffic before = communicator->traffic();
     if (!network) network = parallel::measure_links(*communicator);
     if (!shares || *shares != call.store.shares()) {
@@ -138,7 +143,7 @@ struct ParallelAttention::Impl {
 
   // Bits are those of an instruction set, or of the GPU's kernels.
   void check_same_kernels(const parallel::KvStore& store) {
-    const bool on_gpus = options.link != DeviceLink::kHost;
+    const bool on_gpus = options.link == DeviceLink::kNccl || options.link == DeviceLink::kPeer;
     if (!options.canonical && !on_gpus) return;
     constexpr std::size_t kName = 32;
     std::array<char, kName> mine{};
@@ -194,7 +199,9 @@ struct ParallelAttention::Impl {
 
   // The GPU of a call whose states travel from GPU to GPU.
   kernels::cuda::RankDevice& device_of(const parallel::KvStore& store) {
-    if (!devices) devices = options.link == DeviceLink::kNccl ? parallel::nccl_reducer() : parallel::peer_reducer();
+    if (!devices)
+      devices =
+          parallel::link_of(options, store) == DeviceLink::kNccl ? parallel::nccl_reducer() : parallel::peer_reducer();
     kernels::cuda::RankDevice& device = *store.device();
     if (!gpu) gpu = device.gpu();
     require(*gpu == device.gpu(), "a cache on GPU {}; accepted: {}, as in the first call", device.gpu(), *gpu);
@@ -203,8 +210,8 @@ struct ParallelAttention::Impl {
 
   // Before a prompt is worked on: what decode will need and cannot have is found out now.
   void connect(const parallel::KvStore& store) {
-    const bool by_host = options.link == DeviceLink::kHost || options.strategy == Strategy::kRing;
-    if (by_host || communicator->size() == 1) return;
+    const bool by_host = options.strategy == Strategy::kRing || communicator->size() == 1;
+    if (by_host || parallel::link_of(options, store) == DeviceLink::kHost) return;
     kernels::cuda::RankDevice& device = device_of(store);
     devices->connect(*communicator, device);
   }
@@ -232,7 +239,7 @@ ParallelAttention::ParallelAttention(std::shared_ptr<Communicator> communicator,
     : impl_(std::make_unique<Impl>()) {
   require(communicator != nullptr, "communicator = null; accepted: a communicator");
   strategy_name(options.strategy);  // throws for one that does not exist
-  require(options.link <= DeviceLink::kPeer, "link = {}; accepted: 0 (host), 1 (nccl), 2 (peer)",
+  require(options.link <= DeviceLink::kAuto, "link = {}; accepted: 0 (host), 1 (nccl), 2 (peer), 3 (auto)",
           static_cast<int>(options.link));
   impl_->communicator = std::move(communicator);
   impl_->options = options;
@@ -258,13 +265,14 @@ void ParallelAttention::decode(const KvCache& cache, int layer, std::span<const 
   check_result(rows, config.v_dim, out, lse);
   impl_->check_same_on_ranks(cache.store());
 
-  const Strategy strategy = impl_->strategy_for(call, pool);
+  const DeviceLink link = by_heads ? DeviceLink::kHost : parallel::link_of(impl_->options, call.store);
+  const Strategy strategy = impl_->strategy_for(call, link, pool);
   SharedBuffer root;
   impl_->reported(strategy, [&] {
     double attending = 0;
     if (strategy == Strategy::kRing) {
       root = parallel::ring_decode(call, pool, attending);
-    } else if (impl_->options.link != DeviceLink::kHost && !by_heads) {
+    } else if (link != DeviceLink::kHost) {
       root = impl_->reduce_on_devices(call, strategy, pool);
     } else {
       const auto start = Clock::now();
@@ -286,8 +294,8 @@ bool ParallelAttention::decode_on_device(const KvCache& cache, int layer, std::s
   impl_->check(cache, call);
   require(out != nullptr, "out = null; accepted: memory of the cache's GPU");
   impl_->check_same_on_ranks(cache.store());
-  if (impl_->options.link != DeviceLink::kPeer || impl_->options.strategy == Strategy::kRing) return false;
-  if (!options.sinks.empty()) return false;
+  if (impl_->options.strategy == Strategy::kRing || !options.sinks.empty()) return false;
+  if (parallel::link_of(impl_->options, call.store) != DeviceLink::kPeer) return false;
   kernels::cuda::RankDevice& device = impl_->device_of(call.store);
   const ReduceContext context{*impl_->communicator, call.store.shares(), pool, impl_->options.canonical};
   const StateShape shape = call.shape();

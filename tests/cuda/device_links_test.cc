@@ -17,6 +17,7 @@
 #include "kernels/cuda/ranks/peer_exchange.h"
 #include "merge/operator.h"
 #include "merge/rows.h"
+#include "parallel/choose_link.h"
 #include "parallel_checks.h"
 #include "treeattn/cuda.h"
 #include "treeattn/error.h"
@@ -123,6 +124,17 @@ TEST_P(PeerLink, DecodeLoopOnTheDevice) {
   });
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(refused, GetParam() * Loop::kSteps);
+}
+
+// Threads with one GPU have one mailbox, so that nothing has to travel.
+TEST_P(PeerLink, IsTheFastestOfThreads) {
+  run_ranks(GetParam(), [&](std::shared_ptr<Communicator> world) {
+    const kernels::cuda::RankDevice device(kGpu);
+    const DeviceLink want = world->size() == 1 ? DeviceLink::kHost : DeviceLink::kPeer;
+    EXPECT_EQ(parallel::fastest_link(*world, &device), want);
+    if (world->size() == 1) return;
+    EXPECT_EQ(parallel::fastest_link(*world, world->rank() == 0 ? nullptr : &device), DeviceLink::kHost);
+  });
 }
 
 class OneLink : public Links {};

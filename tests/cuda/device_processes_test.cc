@@ -10,6 +10,7 @@
 #include "cuda/gpu_processes.h"
 #include "cuda/nccl_refusal.h"
 #include "decode_loop.h"
+#include "parallel/choose_link.h"
 #include "parallel/page_window.h"
 #include "parallel_checks.h"
 #include "prefill_checks.h"
@@ -46,6 +47,16 @@ TEST_P(Processes, EveryLinkHasTheBitsOfOneRank) {
     for (const DeviceLink link : {DeviceLink::kHost, DeviceLink::kPeer}) {
       require_none(testing_parallel::check_strategies(world, cases, {}, on_gpu, link));
     }
+  });
+  EXPECT_EQ(statuses, std::vector<int>(static_cast<std::size_t>(ranks), 0));
+}
+
+// Kernels of processes that share a GPU would wait for each other in turns.
+TEST_P(Processes, ShareAGpuAndGoByWayOfTheHost) {
+  const int ranks = GetParam();
+  const std::vector<int> statuses = run_tcp_processes(ranks, [&](std::shared_ptr<Communicator> world) {
+    const kernels::cuda::RankDevice device(kGpu);
+    require(parallel::fastest_link(*world, &device) == DeviceLink::kHost, "another link");
   });
   EXPECT_EQ(statuses, std::vector<int>(static_cast<std::size_t>(ranks), 0));
 }

@@ -64,11 +64,13 @@ class LlamaCuda : public testing::Test {
 TEST_F(LlamaCuda, SameTextOnAnyNumberOfRanks) {
   const GpuModel model(wide_config());
   const Text one = on_ranks(1, model, small_options(), 333, 200);
-  LlamaOptions on_gpu = small_options();
-  on_gpu.attention.link = DeviceLink::kPeer;
-  for (const int ranks : {2, 3, 4, 8}) {
-    EXPECT_EQ(difference(one, on_ranks(ranks, model, small_options(), 333, 200)), "") << ranks << " ranks";
-    EXPECT_EQ(difference(one, on_ranks(ranks, model, on_gpu, 333, 200)), "") << ranks << " ranks, states on the GPU";
+  for (const DeviceLink link : {DeviceLink::kHost, DeviceLink::kPeer}) {
+    LlamaOptions options = small_options();
+    options.attention.link = link;
+    for (const int ranks : {2, 3, 4, 8}) {
+      EXPECT_EQ(difference(one, on_ranks(ranks, model, options, 333, 200)), "")
+          << ranks << " ranks, link " << static_cast<int>(link);
+    }
   }
   std::vector<std::int32_t> kinds = one.tokens;
   std::sort(kinds.begin(), kinds.end());

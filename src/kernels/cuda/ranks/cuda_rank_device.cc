@@ -98,6 +98,11 @@ RankDevice::~RankDevice() {
 }
 
 int RankDevice::gpu() const { return impl_->gpu; }
+std::int64_t RankDevice::slot() const {
+  const std::int64_t domain = attribute(cudaDevAttrPciDomainId, impl_->gpu);
+  return (domain << 16 | attribute(cudaDevAttrPciBusId, impl_->gpu)) << 16 |
+         attribute(cudaDevAttrPciDeviceId, impl_->gpu);
+}
 void* RankDevice::stream() const { return impl_->stream; }
 std::size_t RankDevice::memory_bytes() const { return impl_->memory; }
 

@@ -22,6 +22,7 @@ struct RankDevice::Impl {};
 RankDevice::RankDevice(int gpu) { throw Unavailable("GPU " + std::to_string(gpu) + ": " + cuda_problem()); }
 RankDevice::~RankDevice() = default;
 int RankDevice::gpu() const { return 0; }
+std::int64_t RankDevice::slot() const { return 0; }
 void* RankDevice::stream() const { return nullptr; }
 std::size_t RankDevice::memory_bytes() const { return 0; }
 void RankDevice::copy_in(void*, const void*, std::size_t) {}

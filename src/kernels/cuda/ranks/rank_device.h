@@ -67,6 +67,8 @@ class RankDevice {
   RankDevice& operator=(const RankDevice&) = delete;
 
   int gpu() const;
+  // Which GPU of the machine it is, whatever its number in this process.
+  std::int64_t slot() const;
   void* stream() const;  // a cudaStream_t
   std::size_t memory_bytes() const;
 
