@@ -38,8 +38,8 @@ struct ParallelOptions {
   // nodes of the tree; the bits then depend on the shares.
   bool canonical = true;
   // kNccl, kPeer: all ranks must have their pages on a GPU, and with one ParallelAttention always on the same. What
-  // then travels is not in the report's traffic. Results by heads go by way of the host all the same, as do the states
-  // of the ring; its pages go from GPU to GPU between threads.
+  // NCCL sends is not in the report's traffic. Results by heads go by way of the host all the same, as do the states of
+  // the ring; its pages go from GPU to GPU where they can.
   DeviceLink link = DeviceLink::kAuto;
 };
 

@@ -219,6 +219,7 @@ std::vector<std::int64_t> CacheAttention::prepare_step(std::span<const SequenceI
   std::vector<std::int64_t> key = device()->prepare_step(problem_of(batch, q, {}), ops_.stream());
   if (alone_on_gpu()) return key;
   key.push_back(reducer_->recording());
+  for (int layer = 0; layer < config.layers; ++layer) reducer_->count_sent(*cache_.communicator());
   // What was allocated may have waited for GPUs, so nobody's kernels wait for others before all are ready. And who is
   // lost by now is found out at once.
   cache_.communicator()->barrier();

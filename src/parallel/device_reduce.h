@@ -36,6 +36,8 @@ class DeviceReducer {
                              void* /*stream*/) {}
   // After place(): what a recording of reduce_on_gpu() depends on, never 0; 0 where the host has a part in it.
   virtual std::int64_t recording() const { return 0; }
+  // What one reduce_on_gpu() sends to other GPUs, into the communicator's traffic: who repeats it says how often.
+  virtual void count_sent(Communicator&) const {}
   // Once the host has waited for the stream: throws as reduce() does, where what reduce_on_gpu() left is worthless.
   virtual void confirm(Communicator&) {}
 };

@@ -305,6 +305,7 @@ bool ParallelAttention::decode_on_device(const KvCache& cache, int layer, std::s
     device.wait_for(stream);
     parallel::attend_on_device(call, place, true);
     impl_->devices->reduce_on_gpu(context, shape, device, {out}, device.stream());
+    impl_->devices->count_sent(*impl_->communicator);
     device.hold_up(stream);
     return 0.0;
   });

@@ -75,6 +75,7 @@ class PeerReducer final : public DeviceReducer {
       return;
     }
     exchange(comm, {}, device.stream());
+    count_sent(comm);
     device.finish();
     confirm(comm);
     std::copy_n(exchange_->root(), shape.block_floats(), root);
@@ -90,6 +91,18 @@ class PeerReducer final : public DeviceReducer {
   }
 
   std::int64_t recording() const override { return common_ || together_ ? 0 : recording_; }
+
+  // Threads with one mailbox send nothing.
+  void count_sent(Communicator& comm) const override {
+    if (common_) return;
+    comm.count_step();
+    const ExchangePlan& plan = exchange_->plan();
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    const auto blocks = static_cast<std::size_t>(plan.first_block[rank + 1] - plan.first_block[rank]);
+    for (int other = 0; other < comm.size(); ++other) {
+      if (other != comm.rank()) comm.count_sent(other, blocks * plan.block_floats() * sizeof(float));
+    }
+  }
 
   void confirm(Communicator& comm) override {
     const std::vector<int> missing = exchange_ ? exchange_->missing() : std::vector<int>{};

@@ -106,7 +106,10 @@ TEST_P(LlamaProcesses, RecordTheirSteps) {
     attention.last_tokens(0, {&id, 1}, q.get(), out.get());
     ops->finish();
     attention.confirm();
+    const std::uint64_t sent = world->traffic().bytes;
     require(!attention.prepare_step({&id, 1}).empty(), "no step to record");
+    const std::uint64_t states = kHeads * (kDim + 2) * sizeof(float);  // of one node
+    require(world->traffic().bytes - sent >= states * static_cast<std::uint64_t>(ranks - 1), "bytes not counted");
   });
   EXPECT_EQ(statuses, std::vector<int>(static_cast<std::size_t>(ranks), 0));
 }
