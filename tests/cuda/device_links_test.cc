@@ -140,14 +140,22 @@ TEST_P(PeerLink, IsTheFastestOfThreads) {
 class OneLink : public Links {};
 INSTANTIATE_TEST_SUITE_P(One, OneLink, testing::Values(1), testing::PrintToStringParamName());
 
+using kernels::cuda::ExchangePlan;
+
+// Ranks with one, no and two blocks; and more rows than there are warps, with more blocks than shared memory takes.
+std::vector<ExchangePlan> plans_of_three() {
+  ExchangePlan large{{0, 10, 10, 24}, {}, 300, 130, 0};
+  for (int block = 1; block < 24; ++block) large.merges.emplace_back(0, block);
+  return {{{0, 1, 1, 3}, {{1, 2}, {0, 1}}, 37, 66, 0}, large};
+}
+
 // Three ranks on one GPU, turn after turn: random states on the GPU, and what the operator makes of them.
 class ThreeRanks {
  public:
   static constexpr std::size_t kRanks = 3, kTurns = 40;
-  // Ranks with one, no and two blocks.
-  const kernels::cuda::ExchangePlan plan{{0, 1, 1, 3}, {{1, 2}, {0, 1}}, 37, 66, 0};
+  const ExchangePlan plan;
 
-  ThreeRanks() {
+  explicit ThreeRanks(ExchangePlan of) : plan(std::move(of)) {
     for (cudaStream_t& stream : streams_) {
       kernels::cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
     }
@@ -162,9 +170,10 @@ class ThreeRanks {
 
   // New states, a rank's to where `place` says.
   void begin_turn(const std::function<float*(std::size_t)>& place) {
-    blocks_.resize(3 * plan.block_floats());
+    const auto count = static_cast<std::size_t>(plan.first_block.back());
+    blocks_.resize(count * plan.block_floats());
     for (float& value : blocks_) value = normal_(random_);
-    for (std::size_t row = 0; row < 3 * plan.rows; ++row) {
+    for (std::size_t row = 0; row < count * plan.rows; ++row) {
       if (random_() % 5 == 0) blocks_[row * plan.row_floats] = -std::numeric_limits<float>::infinity();
     }
     for (std::size_t r = 0; r < kRanks; ++r) {
@@ -210,7 +219,7 @@ class ThreeRanks {
 
 using kernels::cuda::PeerExchange;
 
-std::vector<std::unique_ptr<PeerExchange>> connected_exchanges(const kernels::cuda::ExchangePlan& plan) {
+std::vector<std::unique_ptr<PeerExchange>> connected_exchanges(const ExchangePlan& plan) {
   std::vector<std::unique_ptr<PeerExchange>> exchanges;
   std::vector<kernels::cuda::LentMemory::Address> all;
   for (std::size_t r = 0; r < ThreeRanks::kRanks; ++r) {
@@ -222,8 +231,8 @@ std::vector<std::unique_ptr<PeerExchange>> connected_exchanges(const kernels::cu
 }
 
 // halves: push and merge as kernels of their own, the merge behind everybody's push.
-void expect_exchange(bool halves) {
-  ThreeRanks ranks;
+void expect_exchange(const ExchangePlan& plan, bool halves) {
+  ThreeRanks ranks(plan);
   const auto exchanges = connected_exchanges(ranks.plan);
   for (std::size_t turn = 0; turn < ThreeRanks::kTurns; ++turn) {
     ranks.begin_turn([&](std::size_t r) { return exchanges[r]->own(); });
@@ -245,13 +254,17 @@ void expect_exchange(bool halves) {
   }
 }
 
-TEST_P(OneLink, OneKernelEach) { expect_exchange(false); }
+TEST_P(OneLink, OneKernelEach) {
+  for (const ExchangePlan& plan : plans_of_three()) expect_exchange(plan, false);
+}
 
-TEST_P(OneLink, TwoKernelsEach) { expect_exchange(true); }
+TEST_P(OneLink, TwoKernelsEach) {
+  for (const ExchangePlan& plan : plans_of_three()) expect_exchange(plan, true);
+}
 
 // Recorded once, repeated with other states every time, and what they come to left on the GPU.
-TEST_P(OneLink, RecordedAndRepeated) {
-  ThreeRanks ranks;
+void expect_repeated_exchange(const ExchangePlan& plan) {
+  ThreeRanks ranks(plan);
   const auto exchanges = connected_exchanges(ranks.plan);
   const std::size_t count = ranks.plan.rows * (ranks.plan.row_floats - 2);
   std::vector<std::unique_ptr<kernels::DeviceMemory>> values, rounded;
@@ -290,9 +303,13 @@ TEST_P(OneLink, RecordedAndRepeated) {
   for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
 }
 
-TEST_P(OneLink, OneMailboxForAll) {
-  ThreeRanks ranks;
-  kernels::cuda::CommonMailbox mailbox(kGpu, ranks.plan);
+TEST_P(OneLink, RecordedAndRepeated) {
+  for (const ExchangePlan& plan : plans_of_three()) expect_repeated_exchange(plan);
+}
+
+void expect_one_mailbox(const ExchangePlan& plan) {
+  ThreeRanks ranks(plan);
+  kernels::cuda::CommonMailbox mailbox(kGpu, plan);
   for (std::size_t turn = 1; turn <= ThreeRanks::kTurns; ++turn) {
     ranks.begin_turn([&](std::size_t r) { return mailbox.place(static_cast<int>(r)); });
     for (const std::size_t r : ranks.some_order()) {
@@ -302,10 +319,13 @@ TEST_P(OneLink, OneMailboxForAll) {
   }
 }
 
+TEST_P(OneLink, OneMailboxForAll) {
+  for (const ExchangePlan& plan : plans_of_three()) expect_one_mailbox(plan);
+}
+
 // A kernel that waits for a rank which never comes ends by itself and says which; it does not trap. What comes behind
 // it does not wait again.
 TEST_P(OneLink, WaitingForALostRankEnds) {
-  using kernels::cuda::ExchangePlan;
   using kernels::cuda::LentMemory;
   const ExchangePlan plan{{0, 1, 2, 3}, {{0, 1}, {0, 2}}, 5, 18, 0};
   PeerExchange here(kGpu, 0, plan), there(kGpu, 1, plan), silent(kGpu, 2, plan);

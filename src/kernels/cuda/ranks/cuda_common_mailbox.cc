@@ -70,7 +70,7 @@ CommonMailbox::CommonMailbox(int gpu, ExchangePlan plan) : impl_(std::make_uniqu
   PeerParams& merge = impl_->merge;
   merge = merge_params(shape, impl_->merges.as<int>(), impl_->told);
   merge.push = false;
-  merge.mailbox[0] = impl_->blocks.as<float>();
+  merge.states = impl_->blocks.as<float>();
   merge.kept = impl_->kept.as<float>();
   merge.finished = reinterpret_cast<unsigned*>(merge.result + shape.block_floats());
 }

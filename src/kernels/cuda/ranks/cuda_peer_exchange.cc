@@ -4,29 +4,24 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/round_up.h"
 #include "kernels/cuda/ranks/exchange_params.h"
 #include "treeattn/error.h"
 
 namespace treeattn::kernels::cuda {
 namespace {
 
-using base::round_up;
-
-// One turn is being read while the next is being written: a rank is at most one ahead, as it needs everybody's flag.
+// One turn is being read while the next is being written: a rank is at most one ahead, as it needs what all have sent.
 constexpr std::size_t kTurns = 2;
-constexpr std::size_t kAlignment = 256;
 
 }  // namespace
 
 struct PeerExchange::Impl {
   int gpu = 0;
   ExchangePlan plan;
-  std::size_t flag_bytes = 0;
   bool overlaps = false;                // kernels may be started early
-  std::unique_ptr<LentMemory> mailbox;  // flags, then the mailboxes of two turns
+  std::unique_ptr<LentMemory> mailbox;  // of two turns
   DeviceBuffer own;                     // this rank's blocks
-  DeviceBuffer merges, counters;
+  DeviceBuffer merges, turns, scratch;
   PinnedBuffer told;    // what the kernel tells the host: the root's block, then who is missing [ranks]
   PeerParams params;    // but for what changes from call to call
   unsigned pushes = 0;  // of halves
@@ -51,28 +46,30 @@ PeerExchange::PeerExchange(int gpu, int rank, ExchangePlan plan) : impl_(std::ma
   const auto first = static_cast<std::size_t>(shape.first_block[static_cast<std::size_t>(rank)]),
              last = static_cast<std::size_t>(shape.first_block[static_cast<std::size_t>(rank) + 1]);
   impl_->overlaps = code_is_for_hopper();
-  impl_->flag_bytes = round_up(ranks * kPeerBlocks * sizeof(unsigned), kAlignment);
-  const std::size_t turn_bytes = round_up(static_cast<std::size_t>(shape.first_block.back()) * block_bytes, kAlignment);
-  impl_->mailbox =
-      std::make_unique<LentMemory>(gpu, impl_->flag_bytes + kTurns * turn_bytes, LentMemory::Others::kWrite);
-  check(cudaMemset(impl_->mailbox->own(), 0, impl_->flag_bytes), "clearing of flags");
-  impl_->own = DeviceBuffer(std::max((last - first) * block_bytes, kAlignment));
+  const auto blocks = static_cast<std::size_t>(shape.first_block.back());
+  const std::size_t words = blocks * shape.block_floats() + 2 * ranks * kPeerWarps;
+  const std::size_t mailbox_bytes = kTurns * words * sizeof(PeerWord);
+  impl_->mailbox = std::make_unique<LentMemory>(gpu, mailbox_bytes, LentMemory::Others::kWrite);
+  check(cudaMemset(impl_->mailbox->own(), 0, mailbox_bytes), "clearing of the mailbox");
+  impl_->own = DeviceBuffer(std::max<std::size_t>((last - first) * block_bytes, 1));
+  impl_->scratch = DeviceBuffer(blocks * block_bytes);
   impl_->merges = merges_on_gpu(shape);
-  impl_->counters = DeviceBuffer(kPeerCounters * sizeof(unsigned));
-  check(cudaMemset(impl_->counters.as<void>(), 0, impl_->counters.bytes()), "clearing of counters");
+  impl_->turns = DeviceBuffer((kPeerWarps + 1) * sizeof(unsigned));
+  check(cudaMemset(impl_->turns.as<void>(), 0, impl_->turns.bytes()), "clearing of counters");
   impl_->told.resize(block_bytes + ranks * sizeof(unsigned));
   std::fill_n(impl_->missing(), ranks, 0u);
   PeerParams& p = impl_->params;
   p = merge_params(shape, impl_->merges.as<int>(), impl_->told);
-  p.odd_turns = static_cast<std::int64_t>(turn_bytes / sizeof(float));
+  p.mailbox_words = static_cast<std::int64_t>(words);
+  std::ranges::copy(shape.first_block, p.first_block);
+  p.some_have_none = std::ranges::adjacent_find(shape.first_block) != shape.first_block.end();
+  p.scratch = impl_->scratch.as<float>();
   p.rank = rank;
   p.ranks = static_cast<int>(ranks);
-  p.turns = impl_->counters.as<unsigned>();
+  p.turns = impl_->turns.as<unsigned>();
   p.own = impl_->own.as<float>();
-  p.first_block = static_cast<int>(first);
-  p.blocks = static_cast<int>(last - first);
   p.missing = reinterpret_cast<unsigned*>(p.result + shape.block_floats());
-  check(cudaDeviceSynchronize(), "clearing of flags");
+  check(cudaDeviceSynchronize(), "clearing of the mailbox");
 }
 
 PeerExchange::~PeerExchange() = default;
@@ -84,8 +81,7 @@ const float* PeerExchange::root() const { return impl_->root(); }
 
 void PeerExchange::Impl::start(PeerParams call, double seconds, FinishedRows out, bool early, void* stream) const {
   for (std::size_t r = 0; r < ranks(); ++r) {
-    call.flags[r] = reinterpret_cast<unsigned*>(mailbox->of(r));
-    call.mailbox[r] = reinterpret_cast<float*>(mailbox->of(r) + flag_bytes);
+    call.mailbox[r] = reinterpret_cast<PeerWord*>(mailbox->of(r));
   }
   call.nanoseconds = static_cast<std::uint64_t>(seconds * 1e9);
   call.out = out;
