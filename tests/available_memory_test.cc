@@ -91,6 +91,7 @@ TEST(AvailableMemory, AddressesAreALimit) {
   // And truly so.
   const testing_base::AddressLimit limit(std::size_t{64} << 20);
   EXPECT_LE(available_memory(), std::size_t{64} << 20);
+  EXPECT_LE(available_addresses(), std::size_t{64} << 20);
 }
 
 }  // namespace

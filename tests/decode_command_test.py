@@ -60,6 +60,25 @@ def check_limit(decode):
                f"1 GiB, {kind}: exit code {done.returncode}, {done.stderr}")
         done = run(limited(kind) + [decode[0], "info", "--json"])
         expect(done.returncode == 0, f"info in 1 GiB, {kind}: exit code {done.returncode}, {done.stderr}")
+    # Every sequence has whole pages, in the cache and in the one whose reductions are timed; every query has results.
+    if run(limited("RLIMIT_AS") + [decode[0], "--version"]).returncode == 0:
+        for many, needed in [(["--batch", "4k"], "16.4 GiB"), (["--queries", "64k"], "6.25 GiB")]:
+            done = run(limited("RLIMIT_AS") + decode + ["--tokens", "1", *many, "--ranks", "1", "--threads", "1",
+                                                        "--strategy", "merge"])
+            expect(done.returncode == 3 and f"skipped merge: needs {needed} a host" in done.stderr,
+                   f"{many}: exit code {done.returncode}, {done.stderr}")
+    # Pages of which no sum of bytes may wrap round: it would look small.
+    for options, expected in [(["--heads", "64k"], 2), (["--heads", "64", "--head-dim", "16"], 3)]:
+        done = run([decode[0], "bench", "attention", "--page", "1048576m", "--tokens", "10", *options])
+        expect(done.returncode == expected and ("make more bytes" if expected == 2 else "skipped") in done.stderr,
+               f"large pages, {options}: exit code {done.returncode}, {done.stderr}")
+    done = run(decode + ["--chunk", "1024m", "--heads", "64k", "--head-dim", "256", "--batch", "64k", "--tokens", "1"])
+    expect(done.returncode == 2 and "make more bytes" in done.stderr,
+           f"large chunks: exit code {done.returncode}, {done.stderr}")
+    # Every rank reserves addresses for its caches, and none may take those of the others.
+    done = run(["sh", "-c", f"ulimit -v 8000000; exec {' '.join(decode)} --ranks 4 --tokens 4k --quick --repeat 1 "
+                "--strategy merge,ring"])
+    expect(done.returncode == 0, f"four ranks in 8 GB of addresses: exit code {done.returncode}, {done.stderr}")
     # Each thread needs addresses, and it is those that are short.
     done = run(["sh", "-c", f"ulimit -v 1000000; exec {decode[0]} bench attention --threads 4096 --tokens 64"])
     expect(done.returncode == 3 and "1000000 KiB of addresses" in done.stderr,

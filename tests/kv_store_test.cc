@@ -7,11 +7,16 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <string>
+#include <vector>
 
+#include "address_limit.h"
 #include "base/memory_meter.h"
 #include "base/virtual_memory.h"
 #include "kv_mirror.h"
+#include "parallel/kv_memory.h"
+#include "parallel/kv_pool.h"
 #include "plan/tree_order.h"
 #include "treeattn/attention.h"
 #include "treeattn/error.h"
@@ -36,6 +41,22 @@ TEST(KvMemory, WhatIsForgottenStaysWithItsUsers) {
   EXPECT_EQ(memory->workspace_bytes(), 0u);
   EXPECT_NE(memory->workspace(0, 1000)->data(), first->data());
   EXPECT_EQ(first->data()[2999], std::byte{7});
+}
+
+TEST(KvPool, LeavesAddressesToOthersWhereTheyAreFew) {
+  constexpr int kRanks = 4;
+  const testing_base::AddressLimit limit(std::size_t{1} << 30);
+  std::vector<std::unique_ptr<parallel::KvPool>> pools;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    pools.push_back(std::make_unique<parallel::KvPool>(1, parallel::TokenBytes{4096, 4096, 0, 0}, 256,
+                                                       parallel::host_memory(kRanks)));
+  }
+  for (const auto& pool : pools) {
+    for (int page = 0; page < 16; ++page) EXPECT_NO_THROW(pool->take());  // of 2 MiB
+  }
+  EXPECT_NO_THROW(base::VirtualMemory(std::size_t{256} << 20)) << "nothing is left for what computes";
+  // A page for which there would be addresses without the limit is no mistake of the caller's.
+  EXPECT_THROW(parallel::KvPool(1, {4096, 4096, 0, 0}, 64 << 10), std::bad_alloc);
 }
 
 KvCacheConfig small_config(DType type = DType::kFloat32) {

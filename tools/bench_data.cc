@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -133,7 +134,11 @@ std::size_t BenchData::set_bytes(const Shape& shape) {
 
 std::size_t BenchData::bytes(const Shape& shape, std::size_t sets) {
   const std::size_t scales = shape.dtype == DType::kInt8 ? set_rows(shape) * sizeof(float) : 0;
-  return 2 * sets * (set_bytes(shape) + scales) + shape.q_bytes() + shape.out_bytes();
+  std::size_t kv = 0, all = 0;
+  // Few tokens in large pages: many copies, and every one of them has whole pages.
+  const bool countless = __builtin_mul_overflow(2 * sets, set_bytes(shape) + scales, &kv) ||
+                         __builtin_add_overflow(kv, shape.q_bytes() + shape.out_bytes(), &all);
+  return countless ? std::numeric_limits<std::size_t>::max() : all;
 }
 
 BenchData::BenchData(const Shape& shape, std::size_t sets, std::uint64_t seed, ThreadPool& pool)

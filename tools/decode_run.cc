@@ -77,8 +77,8 @@ int rank_on_node(const Communicator& world) {
 
 int gpu_of(const Communicator& world, const Device& device) { return device.gpu_of_rank(rank_on_node(world)); }
 
-// K and V of the ranks that share this memory, of a host or of a GPU, and what is free in it. The ring holds another
-// share.
+// K and V of the ranks that share this memory, of a host or of a GPU, on a host their results as well, and what is free
+// in it. The ring holds another share.
 struct Room {
   std::string where;
   std::size_t tree = 0;
@@ -96,12 +96,25 @@ Room room_of(const Communicator& world, const DecodeSetup& setup) {
   }
   Room room;
   room.where = device.on_gpu() ? fmt::format("on GPU {}", gpu) : "a host";
-  Shape page = setup.shape;  // the least that a cache takes
-  page.batch = 1;
-  page.tokens = setup.order.chunk_tokens;
-  room.tree = std::max(page.kv_bytes(), setup.shape.kv_bytes() / static_cast<std::size_t>(world.size()) * sharing);
-  room.ring = 2 * room.tree;
-  room.available = (device.on_gpu() ? free_gpu_memory(gpu) : base::available_memory()) / 10 * 9;
+  // A cache has whole pages, and the first ones of all sequences are on the same rank.
+  const std::int64_t chunk = setup.order.chunk_tokens;
+  Shape first = setup.shape, whole = setup.shape;
+  first.tokens = chunk;
+  whole.tokens = (whole.tokens + chunk - 1) / chunk * chunk;
+  const auto number = [](std::size_t bytes) { return static_cast<double>(bytes); };  // whose sums do not wrap round
+  const double first_pages = number(first.kv_bytes()), ranks = number(sharing);
+  const double share = std::max(first_pages, number(whole.kv_bytes()) / world.size() * ranks);
+  double tree = share + first_pages;  // the cache whose reductions are timed has first pages only
+  if (!device.on_gpu()) {
+    // Seen with many queries: that of every strategy twice, the reference in double, and states on their way.
+    const double results = 2 * number(setup.strategies.size()) + 10;
+    tree += ranks * (number(setup.shape.q_bytes()) + results * number(setup.shape.out_bytes()));
+  }
+  room.tree = static_cast<std::size_t>(std::min(tree, 0x1p63));
+  room.ring = static_cast<std::size_t>(std::min(tree + share, 0x1p63));
+  // Where addresses are limited, caches reserve no more than half of what is left, the later ones less.
+  const std::size_t on_host = std::min(base::available_memory(), base::available_addresses() / 4);
+  room.available = (device.on_gpu() ? free_gpu_memory(gpu) : on_host) / 10 * 9;
   return room;
 }
 

@@ -29,8 +29,8 @@ std::size_t product(std::initializer_list<std::int64_t> factors) {
   std::size_t out = 1;
   for (const std::int64_t factor : factors) {
     base::require(!__builtin_mul_overflow(out, static_cast<std::size_t>(factor), &out),
-                  "--heads, --head-dim, --batch, --tokens and --queries make more bytes than fit in {} bits; accepted: "
-                  "smaller numbers",
+                  "--heads, --head-dim, --batch, --tokens, --queries and the size of a page make more bytes than fit "
+                  "in {} bits; accepted: smaller numbers",
                   8 * sizeof(out));
   }
   return out;
@@ -49,8 +49,8 @@ void check(const Shape& shape) {
                 "--lengths without --page; accepted: both, as sequences of mixed lengths lie in pages");
   base::require(shape.page_tokens == 0 || shape.layout == Layout::kTokensFirst,
                 "--layout is heads_first with --page; accepted: tokens_first, which pages are in");
-  // So that no later sum of bytes can wrap round.
-  product({64, shape.batch, shape.tokens, shape.kv_heads, shape.head_dim});
+  // So that no later sum of bytes can wrap round. The last page of a sequence is a whole one.
+  product({64, shape.batch, shape.tokens + shape.page_tokens, shape.kv_heads, shape.head_dim});
   product({64, shape.batch, shape.queries, shape.heads, shape.head_dim});
 }
 
@@ -154,9 +154,9 @@ std::int64_t Shape::all_tokens() const {
 }
 
 std::size_t Shape::kv_bytes() const {
-  const std::size_t rows = product({2, all_tokens(), kv_heads});
-  const std::size_t row_bytes = static_cast<std::size_t>(head_dim) * dtype_size(dtype);
-  return rows * (row_bytes + (dtype == DType::kInt8 ? sizeof(float) : 0));
+  const std::size_t row_bytes =
+      static_cast<std::size_t>(head_dim) * dtype_size(dtype) + (dtype == DType::kInt8 ? sizeof(float) : 0);
+  return product({2, all_tokens(), kv_heads, static_cast<std::int64_t>(row_bytes)});
 }
 
 std::size_t Shape::q_bytes() const { return product({batch, queries, heads, head_dim}) * dtype_size(q_dtype); }

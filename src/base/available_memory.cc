@@ -73,6 +73,11 @@ std::size_t address_room(const TextOf& text_of) {
   return left_of(*limit, number_after("VmSize:", text_of("/proc/self/status")).value_or(0) << 10);
 }
 
+std::string text_of_file(const std::string& path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
 }  // namespace
 
 std::size_t available_memory(const TextOf& text_of) {
@@ -80,11 +85,8 @@ std::size_t available_memory(const TextOf& text_of) {
   return std::min({in_machine, control_group_room(text_of), address_room(text_of)});
 }
 
-std::size_t available_memory() {
-  return available_memory([](const std::string& path) {
-    std::ifstream file(path);
-    return std::string(std::istreambuf_iterator<char>(file), {});
-  });
-}
+std::size_t available_memory() { return available_memory(text_of_file); }
+
+std::size_t available_addresses() { return address_room(text_of_file); }
 
 }  // namespace treeattn::base

@@ -11,6 +11,9 @@ namespace treeattn::base {
 // or a limit of addresses (ulimit -v) leaves less. It changes all the time. 0 where the kernel does not say.
 std::size_t available_memory();
 
+// Addresses that this process may still take: without a limit (ulimit -v) more than it could.
+std::size_t available_addresses();
+
 // The text of a file; empty when there is none.
 using TextOf = std::function<std::string(const std::string& path)>;
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/available_memory.h"
 #include "base/check.h"
 #include "base/machine.h"
 #include "base/virtual_memory.h"
@@ -27,7 +28,13 @@ class HostArray final : public GrowingArray {
 
 class HostMemory final : public KvMemory {
  public:
-  std::size_t bytes() const override { return base::read_machine().memory_bytes; }
+  explicit HostMemory(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
+  // A pool reserves twice this. Where addresses are limited (ulimit -v) all pools together take half of what is left:
+  // threads and whatever they allocate need some, too.
+  std::size_t bytes() const override {
+    const std::size_t memory = std::max(base::read_machine().memory_bytes, std::size_t{1} << 30);
+    return std::min(memory, base::available_addresses() / (4 * ranks_));
+  }
   std::unique_ptr<GrowingArray> reserve(std::size_t bytes) override { return std::make_unique<HostArray>(bytes); }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void fill_zero(std::byte* to, std::size_t bytes) override { std::memset(to, 0, bytes); }
@@ -39,6 +46,8 @@ class HostMemory final : public KvMemory {
  private:
   // Addresses may be few (ulimit, sanitizers), and new memory costs little.
   std::size_t room_for(std::size_t bytes) const override { return 2 * bytes; }
+
+  std::size_t ranks_;
 };
 
 constexpr comm::FarMemory::Copier kCopier{kernels::cuda::start_copy, kernels::cuda::finish_copies};
@@ -107,15 +116,15 @@ std::size_t KvMemory::workspace_bytes() const {
   return sum;
 }
 
-std::shared_ptr<KvMemory> host_memory() { return std::make_shared<HostMemory>(); }
+std::shared_ptr<KvMemory> host_memory(int ranks) { return std::make_shared<HostMemory>(ranks); }
 
 void check_gpu(int gpu) {
   base::require(gpu >= KvCache::kHost, "gpu = {}; accepted: KvCache::kHost or the index of a GPU", gpu);
 }
 
-std::shared_ptr<KvMemory> memory_of(int gpu) {
+std::shared_ptr<KvMemory> memory_of(int gpu, int ranks) {
   check_gpu(gpu);
-  if (gpu == KvCache::kHost) return host_memory();
+  if (gpu == KvCache::kHost) return host_memory(ranks);
   return std::make_shared<GpuMemory>(gpu);
 }
 

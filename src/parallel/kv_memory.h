@@ -26,7 +26,7 @@ class GrowingArray {
 class KvMemory {
  public:
   virtual ~KvMemory() = default;
-  // How much there is of it.
+  // How much there is of it, for one rank at most.
   virtual std::size_t bytes() const = 0;
   // Throws std::bad_alloc when there are not so many addresses.
   virtual std::unique_ptr<GrowingArray> reserve(std::size_t bytes) = 0;
@@ -60,10 +60,11 @@ class KvMemory {
   std::array<Workspace, kWorkspaces> workspaces_;
 };
 
-std::shared_ptr<KvMemory> host_memory();
+// ranks: of this process, this one included.
+std::shared_ptr<KvMemory> host_memory(int ranks = 1);
 // Throws InvalidArgument for what is neither the index of a GPU nor KvCache::kHost. Whether it is there is not asked.
 void check_gpu(int gpu);
 // gpu: its index, or KvCache::kHost: the host's memory. Throws Unavailable where there is no such GPU.
-std::shared_ptr<KvMemory> memory_of(int gpu);
+std::shared_ptr<KvMemory> memory_of(int gpu, int ranks = 1);
 
 }  // namespace treeattn::parallel

@@ -46,13 +46,15 @@ KvPool::KvPool(int layers, const TokenBytes& token_bytes, std::int64_t page_toke
 }
 
 void KvPool::reserve() {
-  const std::size_t memory = std::max(memory_->bytes(), std::size_t{1} << 30);
-  // Many ranks in one process, or a limit on addresses, may leave less than we would like.
+  const std::size_t memory = memory_->bytes();
+  const std::size_t most = 2 * std::max(memory, std::size_t{1} << 30);  // whatever is left of them just now
+  require(page_bytes_ <= most, "chunk_tokens = {} makes a page of {} bytes; accepted: at most {}", page_tokens_,
+          page_bytes_, most);
+  // Many ranks in one process may leave less than we would like.
   for (std::size_t budget = std::min(2 * memory, kMostAddresses);; budget /= 2) {
     capacity_ = static_cast<std::int64_t>(
         std::min<std::size_t>(budget / page_bytes_, std::numeric_limits<std::int32_t>::max()));
-    require(capacity_ > 0, "chunk_tokens = {} makes a page of {} bytes; accepted: at most {}", page_tokens_,
-            page_bytes_, budget);
+    if (capacity_ == 0) throw std::bad_alloc();
     try {
       regions_.clear();
       for (int layer = 0; layer < layers_; ++layer) {

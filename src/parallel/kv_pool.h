@@ -35,8 +35,8 @@ struct ChunkMemory {
 // Pages with reference counts. The lowest free page is taken first, so that the arrays stay short.
 class KvPool {
  public:
-  // Reserves addresses for twice the memory there is, or less where there are not so many. Throws InvalidArgument when
-  // that holds no page, std::bad_alloc.
+  // Reserves addresses for twice the memory there is, or less where there are not so many. Throws InvalidArgument for a
+  // page that is larger than that, std::bad_alloc where there are none left for one.
   KvPool(int layers, const TokenBytes& token_bytes, std::int64_t page_tokens,
          std::shared_ptr<KvMemory> memory = host_memory());
 

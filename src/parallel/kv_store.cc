@@ -20,6 +20,10 @@ const KvCacheConfig& checked(const KvCacheConfig& config) {
   return config;
 }
 
+int ranks_of_process(const std::shared_ptr<Communicator>& communicator) {
+  return communicator != nullptr && communicator->transport() == "threads" ? communicator->size() : 1;
+}
+
 }  // namespace
 
 void append_range(std::vector<TokenRange>& ranges, SequenceId sequence, std::int64_t first, std::int64_t count) {
@@ -73,7 +77,7 @@ KvStore::KvStore(std::shared_ptr<Communicator> communicator, const KvCacheConfig
       config_(checked(config)),
       shares_(std::move(shares)),
       pool_(std::make_shared<KvPool>(config.layers, parallel::token_bytes(config), config.order.chunk_tokens,
-                                     memory_of(gpu))) {
+                                     memory_of(gpu, ranks_of_process(communicator_)))) {
   require(communicator_ != nullptr, "communicator = null; accepted: a group of ranks");
   require(shares_.ranks() == communicator_->size() && shares_.branches() == config_.order.branches,
           "shares of {} leaves over {} ranks; accepted: {} over {}", shares_.branches(), shares_.ranks(),
