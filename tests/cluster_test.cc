@@ -92,13 +92,21 @@ TEST(ClusterTest, ErrorsNameTheLineAndTheValue) {
   EXPECT_EQ(refused(small), "");
   EXPECT_EQ(refused(small + "local_latency = 5 us\n"), "x.cluster:10: local_latency is given twice");
   EXPECT_EQ(refused(small + "launch = fast\n"),
-            "x.cluster:10: launch = fast; accepted: a number from 0 on and its unit, one of s, ms, us, ns");
+            "x.cluster:10: launch = fast; accepted: 0 to 1e+18 s, a number and its unit, one of s, ms, us, ns");
   EXPECT_EQ(refused(small + "launch = -1 us\n"),
-            "x.cluster:10: launch = -1 us; accepted: a number from 0 on and its unit, one of s, ms, us, ns");
+            "x.cluster:10: launch = -1 us; accepted: 0 to 1e+18 s, a number and its unit, one of s, ms, us, ns");
   EXPECT_EQ(refused(small + "launch = nan us\n"),
-            "x.cluster:10: launch = nan us; accepted: a number from 0 on and its unit, one of s, ms, us, ns");
-  EXPECT_NE(refused(small + "local_shared = 0 GB/s\n").find("local_shared = 0 GB/s; accepted: a number above 0"),
-            std::string::npos);
+            "x.cluster:10: launch = nan us; accepted: 0 to 1e+18 s, a number and its unit, one of s, ms, us, ns");
+  // 1e-300 B/s: what it would take is not a number any more.
+  for (const std::string rate : {"0 GB/s", "-1 GB/s", "0.5 B/s", "1e-300 B/s", "1e19 B/s"}) {
+    EXPECT_NE(refused(small + "local_shared = " + rate + "\n")
+                  .find("local_shared = " + rate + "; accepted: 1 to 1e+18 B/s, a number and its unit, one of TB/s"),
+              std::string::npos)
+        << rate;
+  }
+  EXPECT_EQ(refused(small + "local_shared = 1 B/s\n"), "");
+  EXPECT_NE(refused(small + "device_flops = 1e-300 GFLOP/s\n").find("accepted: 1 to 1e+18 FLOP/s"), std::string::npos);
+  EXPECT_EQ(refused(small + "launch = 0 s\n"), "");
   EXPECT_NE(refused(small + "local_shared = 3 GB\n").find("one of TB/s, GB/s"), std::string::npos);
   EXPECT_EQ(refused(small + "launch\n"), "x.cluster:10: \"launch\"; accepted: key = value");
   EXPECT_EQ(refused(small + "launch =\n"), "x.cluster:10: launch has no value");
@@ -108,6 +116,7 @@ TEST(ClusterTest, ErrorsNameTheLineAndTheValue) {
             std::string::npos);
   EXPECT_NE(refused(small + "slow_remote = -1 2\n"), "");
   EXPECT_NE(refused(small + "slow_remote = 1 0\n"), "");
+  EXPECT_NE(refused(small + "slow_remote = 1 1e7\n").find("above 0 and up to 1000000"), std::string::npos);
   EXPECT_EQ(refused(small + "slow_device = 3 2\nslow_device = 3 4\n"),
             "x.cluster:11: slow_device = 3 4: rank 3 is given twice; accepted: one factor for a rank");
   EXPECT_NE(refused(small + "slow_remote = 1 2\nslow_remote = 1 2\n").find("node 1 is given twice"), std::string::npos);

@@ -141,6 +141,15 @@ def check_usage(treeattn, folder):
     for names in [["uneven"], ["uneven", "uneven"]]:
         done = run(treeattn, "reproduce", *names, "--closed-form")
         expect(done.returncode == 3, f"{names} without a simulator: exit code {done.returncode}")
+    # A simulator that gets no memory says so itself and ends with 3.
+    short = folder / "short-of-memory"
+    short.write_text("#!/bin/sh\ncat > /dev/null\nexit 3\n")
+    short.chmod(0o755)
+    done = run(treeattn, "reproduce", "fused", "--quick", "--simulator", str(short))
+    expect(done.returncode == 3 and "memory" in done.stderr, f"no memory: {done.returncode}, {done.stderr}")
+    done = run(treeattn, "reproduce", "fused", "volume", "--quick", "--json", "--simulator", str(short))
+    expect(done.returncode == 0 and "skipped fused: " in done.stderr and '"name":"volume"' in done.stdout,
+           f"no memory for one of two: {done.returncode}, {done.stderr}")
 
 
 # What the page must show, looked up by the browser itself after layout.

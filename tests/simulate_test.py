@@ -121,6 +121,10 @@ def check_by_hand():
     ring = 7 * (2 + share / 450e9 * 1e6) + work
     expect(abs(lines["ring"]["us"] / ring - 1) < 1e-6, f"ring of 8: {lines['ring']['us']} us, by hand {ring}")
     expect(lines["ring"]["bytes_per_rank"] == 7 * share, f"ring of 8: {lines['ring']['bytes_per_rank']} bytes")
+    for ranks, shares in [(1, 1), (2, 2), (4, 2 + 1 / 16)]:  # its own, and slots for the pieces on their way
+        held = lines_of("--ranks", ranks, "--strategy", "ring")[0]["device_bytes"]
+        expect(held == shares * 5_120_000 * 16 * 128 * 2 * 2 // ranks + 16 * 128 * (2 + 4),
+               f"ring of {ranks}: a device holds {held} bytes")
     butterfly = work + 3 * (2 + 16 * 130 * 4 / 450e9 * 1e6)
     expect(abs(lines["butterfly"]["us"] / butterfly - 1) < 1e-6,
            f"butterfly of 8: {lines['butterfly']['us']} us, by hand {butterfly}")
@@ -213,6 +217,18 @@ def check_limits():
                f"{ranks} ranks in {kib} KiB: exit code {done.returncode}, {done.stderr}")
 
 
+def check_too_large():
+    """States that no memory holds are left out, before the machine ends the simulator or another program."""
+    most = ["--ranks", "2", "--tokens", "1000", "--queries", "100m"]
+    for options in [[*most, "--strategy", "merge"], ["--ranks", "1000", "--queries", "16", "--strategy", "gather"]]:
+        done = run(*options, "--json")
+        expect(done.returncode == 3 and done.stdout == "" and f"skipped {options[-1]} on {options[1]} ranks: the "
+               "simulator " in done.stderr, f"{options}: exit code {done.returncode}, {done.stdout}{done.stderr}")
+    done = run(*most, "--strategy", "paper,ring", "--json")
+    expect(done.returncode == 0 and "skipped paper" in done.stderr and '"strategy":"ring"' in done.stdout,
+           f"the ring has no states: exit code {done.returncode}, {done.stdout}{done.stderr}")
+
+
 def check_reader_gone():
     """As `treeattn simulate | head -1` can have it: it ends like any command, without a complaint."""
     reading, writing = os.pipe()
@@ -249,6 +265,7 @@ def main():
         check_cluster_files(folder)
     check_usage()
     check_limits()
+    check_too_large()
     check_reader_gone()
     check_interrupted()
     for failure in failures:

@@ -11,9 +11,11 @@
 
 #include "base/check.h"
 #include "child_process.h"
+#include "command.h"
 #include "plan/cluster.h"
 #include "scenario.h"
 #include "simulation_job.h"
+#include "treeattn/error.h"
 
 namespace treeattn::tools {
 namespace {
@@ -112,6 +114,7 @@ DecodeTime DecodeTimes::simulate(const DecodePoint& point) {
   const int status = run_child(simulator_, job, [&](const std::string& text) {
     if (text.starts_with('{')) line = SimulationLine::from_json(text);  // else: how far it has come
   });
+  if (status == kUnavailable) throw Unavailable("the simulator has not enough memory; it has said why");
   if (status != 0 || !line)
     throw Error(fmt::format("{} ended with status {} for {}", simulator_.string(), status, job));
   if (!line->failure.empty()) throw Error(fmt::format("a check of the simulation failed: {}", line->failure));

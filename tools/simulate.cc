@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/available_memory.h"
 #include "base/check.h"
 #include "child_process.h"
 #include "command.h"
@@ -25,6 +26,7 @@
 #include "plan/cluster.h"
 #include "plan/tree_order.h"
 #include "progress.h"
+#include "scenario.h"
 #include "simulation_job.h"
 #include "table.h"
 #include "treeattn/state.h"
@@ -38,6 +40,8 @@ constexpr int kMostRanks = 65536;
 constexpr int kMostRingRanks = 1024;
 // Of the simulator's own: gather keeps the states of all ranks on every rank.
 constexpr double kMostGatherBytes = 6e8;
+// Of its own states that a rank holds at the same time, at most, beside messages.
+constexpr double kCopiesOfStates = 4;
 // Of K and V on a rank. More than any device has, and less than what the simulator cannot map.
 constexpr std::size_t kMostShare = std::size_t{1} << 40;
 
@@ -130,15 +134,25 @@ std::vector<SimulationJob> make_jobs(const SimulateOptions& options) {
   return jobs;
 }
 
+// States are real. Those of all ranks are there at the same time, and so may be all messages: at most so many bytes.
+double bytes_of_states(const SimulationJob& job, Strategy strategy, double block) {
+  Scenario scenario(job);
+  scenario.choose(strategy, job.tokens.front());
+  std::size_t blocks = 0;
+  for (int rank = 0; rank < job.ranks; ++rank) blocks += scenario.shares().nodes_of(rank).size();
+  return kCopiesOfStates * block * static_cast<double>(blocks) + static_cast<double>(scenario.closed_form().bytes);
+}
+
 // What would take too long or too much memory is left out, and that is said.
 void leave_out(SimulationJob& job, bool asked_for_all) {
   const Shape& shape = job.shape;
   const double block = static_cast<double>(shape.batch * shape.queries * shape.heads) *
                        static_cast<double>(state_floats(shape.head_dim)) * sizeof(float);
+  const auto text = [](double bytes) { return format_bytes(static_cast<std::size_t>(std::min(bytes, 0x1p63))); };
   std::erase_if(job.strategies, [&](Strategy strategy) {
     if (strategy == Strategy::kGather && block * job.ranks * job.ranks > kMostGatherBytes) {
       print_note("skipped gather on {} ranks: the simulator would hold {} of states\n", job.ranks,
-                 format_bytes(static_cast<std::size_t>(block * job.ranks * job.ranks)));
+                 text(block * job.ranks * job.ranks));
       return true;
     }
     if (strategy == Strategy::kRing && asked_for_all && job.ranks > kMostRingRanks) {
@@ -146,7 +160,13 @@ void leave_out(SimulationJob& job, bool asked_for_all) {
                  static_cast<std::int64_t>(job.ranks) * (job.ranks - 1));
       return true;
     }
-    return false;
+    if (strategy == Strategy::kRing) return false;  // passes K and V, which have no memory
+    const std::size_t room = base::available_memory();
+    const double needed = bytes_of_states(job, strategy, block);
+    if (room == 0 || needed <= static_cast<double>(room)) return false;
+    print_note("skipped {} on {}: the simulator may hold {} of states, {} of memory can be used\n",
+               strategy_name(strategy), format_count(job.ranks, "rank"), text(needed), format_bytes(room));
+    return true;
   });
 }
 
@@ -328,11 +348,14 @@ int run(const SimulateOptions& options) {
                     simulator.string()));
   }
   int worst = kOk;
+  bool any = false;
   for (SimulationJob& job : jobs) {
     leave_out(job, options.strategy.empty());
-    if (!job.strategies.empty()) worst = std::max(worst, run_job(simulator, options, job));
+    if (job.strategies.empty()) continue;
+    any = true;
+    worst = std::max(worst, run_job(simulator, options, job));
   }
-  return worst;
+  return any ? worst : kUnavailable;
 }
 
 constexpr char kFooter[] = R"(The library's own transport, reducers and ring run on a simulated network (SimGrid);

@@ -89,6 +89,8 @@ constexpr std::array<Unit, 3> kFlops{{{"PFLOP/s", 1e15}, {"TFLOP/s", 1e12}, {"GF
 
 constexpr int kMostDevices = 4096;
 constexpr int kMostRanks = 1 << 20;
+// Of rates, sizes and times, in the unit of factor 1. Outside of this no sum of times would be a number to go by.
+constexpr double kLeast = 1;
 constexpr double kLargest = 1e18;
 
 std::string_view trimmed(std::string_view text) {
@@ -113,17 +115,17 @@ class Parser {
   Parser(std::string_view text, std::string_view origin) : text_(text), origin_(origin) {
     count("devices_per_node", cluster_.devices_per_node);
     count("adapters_per_node", cluster_.adapters_per_node);
-    number("device_memory", cluster_.device_memory_bytes, kSizes);
-    number("device_rate", cluster_.device_bytes_per_s, kRates);
-    number("device_flops", cluster_.device_flops_per_s, kFlops);
+    number("device_memory", cluster_.device_memory_bytes, kSizes, kLeast, "B");
+    rate("device_rate", cluster_.device_bytes_per_s);
+    number("device_flops", cluster_.device_flops_per_s, kFlops, kLeast, "FLOP/s");
     time("launch", cluster_.launch_s);
-    number("merge_rate", cluster_.merge_bytes_per_s, kRates);
+    rate("merge_rate", cluster_.merge_bytes_per_s);
     time("local_latency", cluster_.local.latency_s);
-    number("local_bandwidth", cluster_.local.bytes_per_s, kRates);
+    rate("local_bandwidth", cluster_.local.bytes_per_s);
     time("remote_latency", cluster_.remote.latency_s);
-    number("remote_bandwidth", cluster_.remote.bytes_per_s, kRates);
-    number("local_shared", cluster_.local_shared_bytes_per_s, kRates);
-    number("remote_shared", cluster_.remote_shared_bytes_per_s, kRates);
+    rate("remote_bandwidth", cluster_.remote.bytes_per_s);
+    rate("local_shared", cluster_.local_shared_bytes_per_s);
+    rate("remote_shared", cluster_.remote_shared_bytes_per_s);
     slower("slow_device", cluster_.slow_devices, "rank");
     slower("slow_local", cluster_.slow_local, "rank");
     slower("slow_remote", cluster_.slow_remote, "node");
@@ -201,28 +203,23 @@ class Parser {
     return {};
   }
 
-  [[noreturn]] void fail_unit(std::string_view name, std::string_view value, const char* least,
-                              std::span<const Unit> units) const {
-    std::vector<std::string_view> names;
-    for (const Unit& unit : units) names.push_back(unit.name);
-    fail("{} = {}; accepted: a number {} and its unit, one of {}", name, value, least, fmt::join(names, ", "));
-  }
-
-  void number(std::string_view name, double& target, std::span<const Unit> units) {
-    keys_.push_back({name, [this, name, &target, units](std::string_view value) {
+  // From `least` on, in the unit of factor 1, whose name is `unit`.
+  void number(std::string_view name, double& target, std::span<const Unit> units, double least, const char* unit) {
+    keys_.push_back({name, [this, name, &target, units, least, unit](std::string_view value) {
                        const auto number = with_unit(value, units);
-                       if (!number || *number <= 0 || *number > kLargest) fail_unit(name, value, "above 0", units);
-                       target = *number;
+                       if (number && *number >= least && *number <= kLargest) {
+                         target = *number;
+                         return;
+                       }
+                       std::vector<std::string_view> names;
+                       for (const Unit& known : units) names.push_back(known.name);
+                       fail("{} = {}; accepted: {} to {:.0e} {}, a number and its unit, one of {}", name, value, least,
+                            kLargest, unit, fmt::join(names, ", "));
                      }});
   }
 
-  void time(std::string_view name, double& target) {
-    keys_.push_back({name, [this, name, &target](std::string_view value) {
-                       const auto number = with_unit(value, kTimes);
-                       if (!number || *number < 0 || *number > kLargest) fail_unit(name, value, "from 0 on", kTimes);
-                       target = *number;
-                     }});
-  }
+  void rate(std::string_view name, double& target) { number(name, target, kRates, kLeast, "B/s"); }
+  void time(std::string_view name, double& target) { number(name, target, kTimes, 0, "s"); }
 
   void slower(std::string_view name, std::vector<Slower>& target, std::string_view what) {
     const auto read = [this, name, &target, what](std::string_view value) {
@@ -231,7 +228,10 @@ class Parser {
       const auto factor = take_number<double>(rest);
       const bool good =
           index && factor && rest.empty() && *index >= 0 && *index<kMostRanks&& * factor> 0 && *factor <= kMostFactor;
-      if (!good) fail("{} = {}; accepted: a {} and how many times slower it is, as in \"3 2.5\"", name, value, what);
+      if (!good) {
+        fail("{} = {}; accepted: a {} and how many times slower it is, above 0 and up to {}, as in \"3 2.5\"", name,
+             value, what, kMostFactor);
+      }
       if (!slowed_.insert({name, *index}).second) {
         fail("{} = {}: {} {} is given twice; accepted: one factor for a {}", name, value, what, *index, what);
       }

@@ -125,10 +125,11 @@ class ModelledLoad final : public parallel::RingLoad {
   double attending_s_ = 0;
 };
 
-// What the ring holds beside its own share: slots for one piece more than a share has.
+// What the ring holds beside its own share: slots for one piece more than a share has, and none that nothing comes to,
+// as parallel::RingPieces::slots has it. Of two ranks only one share comes.
 std::uint64_t slot_bytes(const Scenario& scenario) {
   const std::uint64_t share = scenario.largest_share();
-  return share + share / parallel::kPiecesPerShare;
+  return share + (scenario.job().ranks > 2 ? share / parallel::kPiecesPerShare : 0);
 }
 
 }  // namespace
