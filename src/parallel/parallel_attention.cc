@@ -2,6 +2,7 @@
 // The public calls: check, run, report.
 #include "treeattn/parallel_attention.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <optional>
@@ -68,8 +69,14 @@ std::span<const float> sinks_of(std::span<const float> sinks, parallel::HeadRang
 }  // namespace
 
 struct ParallelAttention::Impl {
-  // A choice holds for one size of states.
+  // A choice holds for one size of states, and for the shares of a cache.
   using SizeKey = std::pair<std::size_t, std::size_t>;
+  struct Choices {
+    plan::Shares shares;
+    std::map<SizeKey, parallel::Choice> of_size;
+  };
+  // As many caches may take turns. More would be those of shares that a rebalance has left behind.
+  static constexpr std::size_t kMostShares = 8;
 
   std::shared_ptr<Communicator> communicator;
   ParallelOptions options;
@@ -77,8 +84,7 @@ struct ParallelAttention::Impl {
   std::map<Strategy, plan::Schedule> schedules;  // this rank's view
   bool same_options = false;                     // on all ranks, found out by the first call
   std::optional<plan::Network> network;
-  std::optional<plan::Shares> shares;  // that the choices are for
-  std::map<SizeKey, parallel::Choice> choices;
+  std::vector<Choices> choices;  // the last that were asked for first
   std::string why;
   std::unique_ptr<parallel::DeviceReducer> devices;  // made by the first call that needs it
   std::optional<int> gpu;                            // that it is for
@@ -95,6 +101,16 @@ struct ParallelAttention::Impl {
     return found->second;
   }
 
+  Choices& choices_for(const plan::Shares& shares) {
+    auto found = std::ranges::find(choices, shares, &Choices::shares);
+    if (found == choices.end()) {
+      if (choices.size() == kMostShares) choices.pop_back();
+      found = choices.insert(choices.end(), {shares, {}});
+    }
+    std::rotate(choices.begin(), found, found + 1);
+    return choices.front();
+  }
+
   Strategy strategy_for(const DecodeCall& call, DeviceLink link, ThreadPool& pool) {
     if (options.strategy != Strategy::kAuto) return options.strategy;
     if (communicator->size() == 1) return Strategy::kMerge;
@@ -104,20 +120,17 @@ struct ParallelAttention::Impl {
     }
     const Traffic before = communicator->traffic();
     if (!network) network = parallel::measure_links(*communicator);
-    if (!shares || *shares != call.store.shares()) {
-      shares = call.store.shares();
-      choices.clear();
-    }
+    Choices& known = choices_for(call.store.shares());
     const StateShape shape = call.shape();
     const SizeKey key{shape.rows, shape.row_floats};
-    auto found = choices.find(key);
-    if (found == choices.end()) {
+    auto found = known.of_size.find(key);
+    if (found == known.of_size.end()) {
       plan::ReductionSize size;
       size.rows = static_cast<std::int64_t>(shape.rows);
       size.v_dim = call.store.config().v_dim;
       size.kv_bytes_of_rank = parallel::kv_bytes_of_ranks(call.store, call.sequences);
-      const ReduceContext context{*communicator, *shares, pool, options.canonical};
-      found = choices.emplace(key, parallel::choose_strategy(context, *network, size)).first;
+      const ReduceContext context{*communicator, known.shares, pool, options.canonical};
+      found = known.of_size.emplace(key, parallel::choose_strategy(context, *network, size)).first;
     }
     communicator->reset_traffic(before);  // megabytes to find out, once: no part of what a decode sends
     why = found->second.why;
