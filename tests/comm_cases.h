@@ -207,6 +207,46 @@ inline void check_mixture(Communicator& world) {
   check_chain(world, 1);
   world.wait_all(requests);
   expect(in == pattern(8, previous), "message beside a collective");
+
+  // Nor may either be taken by a call that is made of messages, which comes between a send and its receive.
+  const auto out_in_call = pattern(8, 100 + world.rank());
+  std::vector<std::byte> in_call(8);
+  requests[0] = world.send(next, out);
+  std::array<Request, 2> of_call;
+  of_call[0] = world.send_in_call(next, out_in_call);
+  of_call[1] = world.receive_in_call(previous, in_call);
+  world.wait_all(of_call);
+  check_chain(world, 1);
+  expect(in_call == pattern(8, 100 + previous), "message of a call beside one by hand");
+  requests[1] = world.receive(previous, in);
+  world.wait_all(requests);
+  expect(in == pattern(8, previous), "message by hand beside a call");
+}
+
+// Of two ranks, one gives a message up and goes. What it sent after that is not taken for it, so the other finds that
+// it is gone. Not on the list: nobody is left.
+inline void check_given_up_send(Communicator& world) {
+  const auto first = pattern(std::size_t{8} << 20, 1), second = pattern(100000, 2), third = pattern(8, 3);
+  std::vector<std::byte> in(first.size());
+  if (world.rank() == 0) {
+    Request kept = world.send(1, first);  // more than a connection takes before somebody reads
+    Request given_up = world.send(1, second);
+    Request small = world.send(1, third);
+    given_up = Request();
+    world.barrier();
+    world.wait(kept);
+    return;
+  }
+  world.barrier();
+  Request request = world.receive(0, in);
+  world.wait(request);
+  expect(in == first, "the message before");
+  in.resize(second.size());
+  expect(throws<LostRanks>([&] {
+           Request never = world.receive(0, in);
+           world.wait(never);
+         }),
+         "a message that was given up arrived");
 }
 
 inline void check_split(Communicator& world) {

@@ -94,6 +94,10 @@ TEST(Tcp, MessagesGivenUp) {
   });
 }
 
+TEST(Tcp, GivenUpMessagesKeepTheirPlace) {
+  run_tcp_threads(2, [](std::shared_ptr<Communicator> world) { testing::check_given_up_send(*world); });
+}
+
 // A host may have several addresses, and a firewall that says nothing at the first.
 TEST(Tcp, AnAddressWithoutAnswerLeavesTimeForTheOthers) {
   struct Door {

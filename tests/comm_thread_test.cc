@@ -239,6 +239,10 @@ TEST(CommThreads, RanksTakeOwnCores) {
   }
 }
 
+TEST(CommThreads, GivenUpMessagesKeepTheirPlace) {
+  run_ranks(2, [](const World& world) { testing::check_given_up_send(*world); });
+}
+
 // Buffers of messages that were given up: with an owner they live on, without one they are not touched any more.
 TEST(CommThreads, GivenUpMessagesAreSafe) {
   run_ranks(2, [](const World& world) {

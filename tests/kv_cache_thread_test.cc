@@ -222,6 +222,29 @@ TEST(KvCacheRanks, GoesOnWithoutALostRank) {
   }
 }
 
+// Survivors that do not agree on the weights are told so, and can agree and adopt again: until then nothing has
+// changed.
+TEST(KvCacheRanks, RefusesToBeAdoptedByOtherWeightsOnEachRank) {
+  const std::uint64_t seed = test_seed();
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    Random random(seed);
+    Pair pair(world, random_config(random));
+    pair.grow(random, pair.add(), 2000);
+    if (world->rank() == 1) return;
+    auto survivors = without_the_lost(*world, [&] { world->barrier(); });
+    ASSERT_EQ(survivors->size(), 2);
+    const std::vector<int> before(pair.cache.rank_of_leaf().begin(), pair.cache.rank_of_leaf().end());
+    std::vector<double> all_to_me(2, 0.0);
+    all_to_me[static_cast<std::size_t>(survivors->rank())] = 1.0;
+    EXPECT_THROW(pair.cache.adopt(survivors, all_to_me), InvalidArgument);
+    EXPECT_EQ(pair.cache.communicator(), world);
+    EXPECT_TRUE(std::ranges::equal(pair.cache.rank_of_leaf(), before));
+    Random own(seed);  // the ranks write different things from here on
+    pair.refill(own, pair.cache.adopt(survivors));
+    pair.check();
+  });
+}
+
 // A rank goes while leaves are on the move: the survivors keep every leaf that it did not carry or was not being given.
 TEST(KvCacheRanks, GoesOnAfterARebalanceWasCutOff) {
   const std::uint64_t seed = test_seed();

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -15,6 +16,7 @@
 #include "temporary_directory.h"
 #include "thinning.h"
 #include "treeattn/error.h"
+#include "treeattn/state.h"
 
 namespace treeattn {
 namespace {
@@ -234,6 +236,98 @@ kernels::Case small_case() {
   kernels::Case shape;
   shape.name = "small";
   return shape;
+}
+
+// What was measured for one cache holds while another, shared in another way, takes turns with it: times are never the
+// same twice.
+TEST(Auto, MeasuresOnceForEveryCache) {
+  const PreparedCase prepared(small_case(), 5);
+  expect_on_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    ThreadPool pool(1);
+    KvCache even(world, prepared.config());
+    KvCache uneven(world, prepared.config(), std::vector<double>{3, 1});
+    const auto ids = prepared.fill(even);
+    prepared.fill(uneven);
+    ParallelAttention attention(world);
+    const auto reason = [&](const KvCache& cache) {
+      prepared.decode(attention, cache, ids, pool);
+      return attention.why();
+    };
+    const std::string first = reason(even);
+    const std::string other = reason(uneven);
+    Failures failures;
+    if (reason(even) != first || reason(uneven) != other) failures.push_back("measured again");
+    return failures;
+  });
+}
+
+// A rank that throws in the middle of a call is gone for the others: what it leaves behind is not taken for what it had
+// still to send. Rows of K are too long to be copied when they are sent, and their scales are not.
+TEST(Loss, ARankThatThrowsInTheMiddleOfACallIsGone) {
+  std::atomic<bool> thrown{false};
+  run_ranks(2, [&](std::shared_ptr<Communicator> world) {
+    ThreadPool pool(1);
+    KvCacheConfig config{.kv_heads = 4, .k_dim = 128, .v_dim = 128, .k_type = DType::kInt8, .v_type = DType::kInt8};
+    config.order.branches = 2;
+    KvCache cache(world, config);
+    const SequenceId id = cache.add_sequence();
+    cache.extend(id, 512);
+    const std::vector<float> rows(512 * 4 * 128, 1.0f);
+    const KvView view = KvView::tokens_first(rows.data(), DType::kFloat32, 1, 512, 4, 128);
+    cache.write(id, 0, 0, view, view);
+    ParallelAttention attention(world);
+    const std::int64_t tokens = cache.carried_tokens(id);
+    std::vector<float> out(static_cast<std::size_t>(tokens) * 4 * 128);
+    const auto prefill = [&] {
+      const QueryView q = QueryView::dense(rows.data(), DType::kFloat32, 1, tokens, 4, 128);
+      attention.prefill(cache, 0, id, 0, 512, q, {}, out, {}, pool);
+    };
+    prefill();
+    if (world->rank() == 0) {
+      // The pool is busy with this very body, which is found out when the messages are under way.
+      EXPECT_THROW(pool.run(1, [&](std::size_t, int) { prefill(); }), Error);
+      thrown = true;
+      return;
+    }
+    while (!thrown) std::this_thread::yield();
+    EXPECT_THROW(prefill(), LostRanks);
+  });
+}
+
+// A message that the caller has sent and not received yet, as long as one of the call, is none of the call's.
+TEST(Messages, OfTheCallerMayBeUnderWayDuringACall) {
+  const PreparedCase prepared(small_case(), 7);
+  expect_on_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    Failures failures;
+    ThreadPool pool(1);
+    KvCache cache(world, prepared.config());
+    const auto ids = prepared.fill(cache);
+    const int other = 1 - world->rank();
+    const auto with_a_message = [&](std::string_view name, const std::function<void()>& call) {
+      const std::vector<float> message(prepared.single.lse.size() * state_floats(cache.config().v_dim), 7.0f);
+      std::vector<float> came(message.size());
+      Request sent = world->send(other, std::as_bytes(std::span(message)));
+      call();
+      Request received = world->receive(other, std::as_writable_bytes(std::span(came)));
+      world->wait(received);
+      world->wait(sent);
+      if (came != message) failures.push_back(fmt::format("{} took the message", name));
+    };
+    for (const Strategy strategy : {Strategy::kAuto, Strategy::kMerge, Strategy::kGather, Strategy::kRing}) {
+      ParallelAttention attention(world, {strategy});
+      with_a_message(strategy_name(strategy), [&] {
+        const Output got = prepared.decode(attention, cache, ids, pool);
+        if (!got.same_bits_as(prepared.single)) failures.push_back("other bits");
+      });
+    }
+    with_a_message("by heads", [&] {
+      std::vector<float> out(prepared.single.out.size() / 2);  // an even number of heads on two ranks
+      ParallelAttention(world, {Strategy::kMerge})
+          .decode(cache, 0, ids, prepared.data.input().q, {}, out, {}, pool, Result::kByHeads);
+    });
+    with_a_message("rebalance", [&] { cache.rebalance(std::vector<double>{0, 1}); });
+    return failures;
+  });
 }
 
 // Wrong arguments are refused on every rank before anything is sent, and the next call works.

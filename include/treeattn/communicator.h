@@ -42,7 +42,8 @@ struct Traffic {
 using ReduceFn = std::function<void(std::byte* lower, const std::byte* higher, std::size_t count)>;
 
 // A message under way. Movable; destroying it gives the message up but not its buffer, which lives until it is safe.
-// What is given up may still take place, if the other side is under way already.
+// What is given up may still take place, if the other side is under way already. If it does not, it keeps its place all
+// the same: the receive that it was for ends with LostRanks, and nothing sent later is taken for it.
 class Request {
  public:
   Request();
@@ -56,8 +57,9 @@ class Request {
   std::shared_ptr<comm::Operation> operation_;
 };
 
-// A group of ranks, seen from one of them. Not thread-safe: one thread of a rank at a time. Calls marked collective
-// must be made by all ranks of the group, in the same order.
+// A group of ranks, seen from one of them. Not thread-safe: one thread of a rank at a time, in this group and in all
+// that split() and shrink() made of it, which share its connections; with MPI, in all groups of the process. Calls
+// marked collective must be made by all ranks of the group, in the same order.
 //
 // A rank that does not answer within the deadline, or that is known to be gone, makes the call throw LostRanks
 // (treeattn/error.h), on every surviving rank that is inside a call or enters one later, with the same ranks named.
@@ -97,6 +99,10 @@ class Communicator {
   // not counted as traffic, and a large send is done only when its receive is.
   Request send(int to, std::span<const std::byte> data, std::shared_ptr<const void> owner = nullptr);
   Request receive(int from, std::span<std::byte> data, std::shared_ptr<void> owner = nullptr);
+  // The same on a channel of its own, for a call that all ranks make and that is made of messages, as those of this
+  // library are. What is sent by hand may be under way during such a call: neither is taken for the other.
+  Request send_in_call(int to, std::span<const std::byte> data, std::shared_ptr<const void> owner = nullptr);
+  Request receive_in_call(int from, std::span<std::byte> data, std::shared_ptr<void> owner = nullptr);
   // Moves messages along; true once this one is done (then it is no longer pending). Never waits.
   bool test(Request& request);
   void wait(Request& request, std::optional<Seconds> deadline = {});

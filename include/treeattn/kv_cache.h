@@ -118,6 +118,7 @@ class KvCache {
   // Survivors of a loss may be a call apart: sequences are cut to the shortest length that one of them has, and those
   // that one of them lacks are dropped. length() says where to go on. (Only lengths are compared: between a truncate
   // and an append that puts other tokens in the place of those cut off, let there be a collective call.)
+  // Throws InvalidArgument on every rank where their weights differ; the cache is then as it was.
   std::vector<TokenRange> adopt(std::shared_ptr<Communicator> survivors, std::span<const double> weights = {});
 
   // Collective. One file per branch and a manifest, each checksummed, written beside and renamed: a save that fails or

@@ -58,10 +58,11 @@ struct CallReport {
 };
 
 // Holds what does not change from call to call: schedules, message buffers, the measured links. Not thread-safe: two
-// threads that decode at once need a communicator, a cache and one of these each. One per rank; every rank makes the
-// same calls with the same arguments (out and lse apart), as every call is collective. Throws LostRanks, and
-// InvalidArgument before anything is sent. The first call with a cache also throws that, on every rank, where options,
-// nodes, sequences or weights of the ranks differ; later calls do not ask again.
+// threads that decode at once need a communicator (not one that was split from the other's), a cache and one of these
+// each; with MPI, one thread at a time decodes. One per rank; every rank makes the same calls with the same arguments
+// (out and lse apart), as every call is collective. Throws LostRanks, and InvalidArgument before anything is sent. The
+// first call with a cache also throws that, on every rank, where options, nodes, sequences or weights of the ranks
+// differ; later calls do not ask again.
 class ParallelAttention {
  public:
   explicit ParallelAttention(std::shared_ptr<Communicator> communicator, ParallelOptions options = {});

@@ -104,7 +104,7 @@ Request Communicator::Impl::send(Channel channel, int to, std::span<const std::b
                                  std::shared_ptr<const void> owner) {
   const int peer = members[static_cast<std::size_t>(to)];
   Request request;
-  request.operation_ = transport().send(peer, 2 * context + static_cast<int>(channel), data, std::move(owner));
+  request.operation_ = transport().send(peer, comm::tag_of(context, channel), data, std::move(owner));
   request.operation_->transport = endpoint->transport();
   request.operation_->peer = peer;
   count_sent(to, data.size());
@@ -124,10 +124,26 @@ Request Communicator::Impl::receive(Channel channel, int from, std::span<std::by
                                     std::shared_ptr<const void> owner) {
   const int peer = members[static_cast<std::size_t>(from)];
   Request request;
-  request.operation_ = transport().receive(peer, 2 * context + static_cast<int>(channel), data, std::move(owner));
+  request.operation_ = transport().receive(peer, comm::tag_of(context, channel), data, std::move(owner));
   request.operation_->transport = endpoint->transport();
   request.operation_->peer = peer;
   return request;
+}
+
+Request Communicator::Impl::checked_send(Channel channel, int to, std::span<const std::byte> data,
+                                         std::shared_ptr<const void> owner) {
+  check_rank(to, "to");
+  base::require_address("data", data);
+  if (family->over()) throw_lost("send", deadline);
+  return send(channel, to, data, std::move(owner));
+}
+
+Request Communicator::Impl::checked_receive(Channel channel, int from, std::span<std::byte> data,
+                                            std::shared_ptr<void> owner) {
+  check_rank(from, "from");
+  base::require_address("data", data);
+  if (family->over()) throw_lost("receive", deadline);
+  return receive(channel, from, data, std::move(owner));
 }
 
 void Communicator::Impl::finish(std::span<Request> requests, const Call& call) {
@@ -251,17 +267,19 @@ const std::vector<int>& Communicator::lost() const {
 }
 
 Request Communicator::send(int to, std::span<const std::byte> data, std::shared_ptr<const void> owner) {
-  impl_->check_rank(to, "to");
-  base::require_address("data", data);
-  if (impl_->family->over()) impl_->throw_lost("send", impl_->deadline);
-  return impl_->send(Channel::kPointToPoint, to, data, std::move(owner));
+  return impl_->checked_send(Channel::kPointToPoint, to, data, std::move(owner));
 }
 
 Request Communicator::receive(int from, std::span<std::byte> data, std::shared_ptr<void> owner) {
-  impl_->check_rank(from, "from");
-  base::require_address("data", data);
-  if (impl_->family->over()) impl_->throw_lost("receive", impl_->deadline);
-  return impl_->receive(Channel::kPointToPoint, from, data, std::move(owner));
+  return impl_->checked_receive(Channel::kPointToPoint, from, data, std::move(owner));
+}
+
+Request Communicator::send_in_call(int to, std::span<const std::byte> data, std::shared_ptr<const void> owner) {
+  return impl_->checked_send(Channel::kInCall, to, data, std::move(owner));
+}
+
+Request Communicator::receive_in_call(int from, std::span<std::byte> data, std::shared_ptr<void> owner) {
+  return impl_->checked_receive(Channel::kInCall, from, data, std::move(owner));
 }
 
 bool Communicator::test(Request& request) {

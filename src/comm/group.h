@@ -26,9 +26,11 @@ struct Call {
   Seconds deadline;
 };
 
-// Two tags to a context: a collective must not take a message that was sent by hand.
-enum class Channel : int { kPointToPoint = 0, kCollective = 1 };
-inline constexpr int kMaxContext = (Transport::kMaxTag - 1) / 2;
+// Tags of a context: neither a collective nor a call that is made of messages may take one that was sent by hand.
+enum class Channel : int { kPointToPoint, kInCall, kCollective };
+inline constexpr int kChannels = 3;
+inline constexpr int kMaxContext = (Transport::kMaxTag + 1) / kChannels - 1;
+inline int tag_of(int context, Channel channel) { return kChannels * context + static_cast<int>(channel); }
 
 // ceil(log2 ranks)
 int rounds_of(int ranks);
@@ -55,6 +57,10 @@ struct Communicator::Impl {
   Request send(comm::Channel channel, int to, std::span<const std::byte> data, std::shared_ptr<const void> owner);
   void count_sent(int to, std::size_t bytes);
   Request receive(comm::Channel channel, int from, std::span<std::byte> data, std::shared_ptr<const void> owner);
+  // The same with arguments of a caller. Throw InvalidArgument, and LostRanks if the family is broken.
+  Request checked_send(comm::Channel channel, int to, std::span<const std::byte> data,
+                       std::shared_ptr<const void> owner);
+  Request checked_receive(comm::Channel channel, int from, std::span<std::byte> data, std::shared_ptr<void> owner);
   // Until all are done.
   void finish(std::span<Request> requests, const comm::Call& call);
   // Holds the roll call to its end.

@@ -27,7 +27,7 @@ namespace {
 // Before every message on the wire; a note has tag kNote.
 struct Header {
   std::int32_t tag = 0;
-  std::uint32_t reserved = 0;
+  std::uint32_t given_up = 0;  // 1: before it had begun. It keeps its place, so that nothing sent later is taken for it
   std::uint64_t bytes = 0;
 };
 constexpr std::int32_t kNote = -1;
@@ -62,6 +62,7 @@ struct Outgoing {
 // A message that nobody has asked for yet.
 struct Unasked {
   int tag = 0;
+  bool given_up = false;
   std::vector<std::byte> data;
 };
 
@@ -117,7 +118,7 @@ class TcpTransport final : public Transport {
     auto operation = std::make_shared<TcpSend>();
     operation->owner = std::move(owner);
     if (to == rank_) {
-      deliver(peers_[index(to)], to, tag, {data.begin(), data.end()});
+      deliver(peers_[index(to)], to, {tag, false, {data.begin(), data.end()}});
       operation->done = true;
       return operation;
     }
@@ -148,7 +149,7 @@ class TcpTransport final : public Transport {
     if (found == unasked.end()) {
       posted_.push_back(operation.get());
     } else {
-      hand_over(*operation, found->data);
+      hand_over(*operation, *found);
       unasked.erase(found);
     }
     return operation;
@@ -175,7 +176,9 @@ class TcpTransport final : public Transport {
                                       [&](const Outgoing& message) { return message.operation == operation; });
       if (found == peer.out.end()) continue;
       if (found->sent == 0) {
-        peer.out.erase(found);
+        found->header = {found->header.tag, 1, 0};
+        found->data = {};
+        found->operation.reset();
       } else {
         end_without_sender(peer, *found);
       }
@@ -337,7 +340,8 @@ class TcpTransport final : public Transport {
     peer.data_bytes = 0;
     peer.receive = nullptr;
     const auto found = find_posted(from, peer.header.tag);
-    if (found != posted_.end() && (*found)->data.size() == peer.header.bytes) {
+    const bool fits = found != posted_.end() && (*found)->data.size() == peer.header.bytes;
+    if (fits && peer.header.given_up == 0) {
       peer.receive = *found;
       posted_.erase(found);
     } else {
@@ -352,7 +356,7 @@ class TcpTransport final : public Transport {
     } else if (peer.header.tag == kNote) {
       notes_.push_back(std::move(peer.content));
     } else if (peer.header.tag != kDropped) {
-      deliver(peer, from, peer.header.tag, std::move(peer.content));
+      deliver(peer, from, {peer.header.tag, peer.header.given_up != 0, std::move(peer.content)});
     }
     peer.content = {};
   }
@@ -362,17 +366,20 @@ class TcpTransport final : public Transport {
                         [&](const TcpReceive* one) { return one->from == from && one->tag == tag; });
   }
 
-  void deliver(Peer& peer, int from, int tag, std::vector<std::byte> data) {
-    const auto found = find_posted(from, tag);
+  void deliver(Peer& peer, int from, Unasked message) {
+    const auto found = find_posted(from, message.tag);
     if (found == posted_.end()) {
-      peer.unasked.push_back({tag, std::move(data)});
+      peer.unasked.push_back(std::move(message));
       return;
     }
-    hand_over(**found, data);
+    hand_over(**found, message);
     posted_.erase(found);
   }
 
-  static void hand_over(TcpReceive& receiving, const std::vector<std::byte>& data) {
+  // A receive that meets a message that was given up is never done.
+  static void hand_over(TcpReceive& receiving, const Unasked& message) {
+    if (message.given_up) return;
+    const std::vector<std::byte>& data = message.data;
     receiving.came = data.size();
     receiving.wrong_size = data.size() != receiving.data.size();
     if (!receiving.wrong_size && !data.empty()) std::memcpy(receiving.data.data(), data.data(), data.size());

@@ -19,8 +19,9 @@ namespace treeattn::comm {
 // Shared by the sender and the inbox it lies in. It refers to no transport: inboxes outlive those.
 struct ThreadMessage {
   // A small message is copied when it is sent (kDone from the start, for the sender). A large one, or one in memory of
-  // a GPU, stays where it is, and its send is under way until the receiver has it.
-  enum State : int { kWaiting, kCopying, kDone };
+  // a GPU, stays where it is, and its send is under way until the receiver has it. One that is given up before that
+  // keeps its place, so that nothing sent later is taken for it: a receive that meets it is never done.
+  enum State : int { kWaiting, kCopying, kDone, kGivenUp };
 
   int from = 0;
   int tag = 0;
@@ -168,9 +169,9 @@ class ThreadTransport final : public Transport {
           return receiving->from == message->from && receiving->tag == message->tag;
         });
         if (found == posted_.end()) return false;
-        int waiting = ThreadMessage::kWaiting;
-        message->state.compare_exchange_strong(waiting, ThreadMessage::kCopying, std::memory_order_relaxed);
-        matched.emplace_back(std::move(message), *found);
+        int state = ThreadMessage::kWaiting;
+        message->state.compare_exchange_strong(state, ThreadMessage::kCopying, std::memory_order_relaxed);
+        if (state != ThreadMessage::kGivenUp) matched.emplace_back(std::move(message), *found);
         posted_.erase(found);
         return true;
       });
@@ -229,7 +230,8 @@ class ThreadTransport final : public Transport {
     {
       Inbox& inbox = hub_->inboxes[static_cast<std::size_t>(sending.to)];
       const std::lock_guard lock(inbox.mutex);
-      if (std::erase(inbox.messages, sending.message) > 0) return;
+      int state = ThreadMessage::kWaiting;
+      if (sending.message->state.compare_exchange_strong(state, ThreadMessage::kGivenUp)) return;
     }
     // The receiver has it already: its copy takes a moment, and the memory may go when this returns.
     while (sending.message->state.load(std::memory_order_acquire) == ThreadMessage::kCopying) std::this_thread::yield();

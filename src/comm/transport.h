@@ -42,7 +42,8 @@ class Transport {
   // Moves messages along, without waiting; true when this one is done. Throws Error when the sizes of a send and its
   // receive differ.
   virtual bool test(Operation& operation) = 0;
-  // Gives a message up: the transport keeps what it needs of it until that is safe. It may arrive or not.
+  // Gives a message up: the transport keeps what it needs of it until that is safe. It may arrive or not; nothing sent
+  // later is taken for it.
   virtual void abandon(std::shared_ptr<Operation> operation) = 0;
 
   // Notes: short, apart from all tags, sent and forgotten, read in the order they came from whoever sent them. Notes of

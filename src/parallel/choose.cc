@@ -29,7 +29,7 @@ double half_round_trip(Communicator& comm, int a, int b, std::size_t bytes, int 
   const std::span<std::byte> data(memory->as<std::byte>(), bytes);
   const int peer = comm.rank() == a ? b : a;
   const auto ship = [&](bool out) {
-    Request request = out ? comm.send(peer, data, memory) : comm.receive(peer, data, memory);
+    Request request = out ? comm.send_in_call(peer, data, memory) : comm.receive_in_call(peer, data, memory);
     comm.wait(request);
   };
   std::vector<double> times;

@@ -81,11 +81,11 @@ class Window {
   bool has_room(std::size_t bytes) const { return messages_.empty() || bytes_ + bytes <= kWindow; }
   void send(int to, std::shared_ptr<base::Buffer> data) {
     const std::span<const std::byte> bytes(data->as<std::byte>(), data->bytes());
-    add(communicator_.send(to, bytes, data), data);
+    add(communicator_.send_in_call(to, bytes, data), data);
   }
   void receive(int from, std::size_t bytes) {
     const auto data = std::make_shared<base::Buffer>(bytes);
-    add(communicator_.receive(from, {data->as<std::byte>(), bytes}, data), data);
+    add(communicator_.receive_in_call(from, {data->as<std::byte>(), bytes}, data), data);
   }
   // Waits for the oldest and hands out its bytes.
   std::shared_ptr<base::Buffer> take() {
@@ -129,7 +129,7 @@ void send_leaf(Communicator& communicator, KvStore& store, int leaf, int to) {
   const std::vector<std::int32_t> pages = store.pool_pages(chunks);
   const auto numbers = std::make_shared<std::vector<std::int32_t>>();
   for (const LeafChunk& chunk : chunks) numbers->push_back(chunk.page);
-  Request head = communicator.send(to, std::as_bytes(std::span(*numbers)), numbers);
+  Request head = communicator.send_in_call(to, std::as_bytes(std::span(*numbers)), numbers);
 
   const Layout layout{store.pool(), tokens_of_pages(chunks)};
   Window window(communicator);
@@ -143,7 +143,7 @@ void send_leaf(Communicator& communicator, KvStore& store, int leaf, int to) {
   communicator.wait(head);
   // What has left here may never arrive. Only when the other side has it may we forget it.
   const auto receipt = std::make_shared<std::byte>();
-  Request arrived = communicator.receive(to, {receipt.get(), 1}, receipt);
+  Request arrived = communicator.receive_in_call(to, {receipt.get(), 1}, receipt);
   communicator.wait(arrived);
   store.release_leaf(leaf);
 }
@@ -180,7 +180,7 @@ class TakenPages {
 void receive_leaf(Communicator& communicator, KvStore& store, int leaf, int from) {
   std::vector<LeafChunk> chunks = store.leaf_chunks(leaf);
   const auto numbers = std::make_shared<std::vector<std::int32_t>>(chunks.size());
-  Request head = communicator.receive(from, std::as_writable_bytes(std::span(*numbers)), numbers);
+  Request head = communicator.receive_in_call(from, std::as_writable_bytes(std::span(*numbers)), numbers);
   communicator.wait(head);
   for (std::size_t i = 0; i < chunks.size(); ++i) chunks[i].page = (*numbers)[i];
 
@@ -197,7 +197,7 @@ void receive_leaf(Communicator& communicator, KvStore& store, int leaf, int from
   store.place(chunks, taken.pages());
   taken.placed();
   const auto receipt = std::make_shared<std::byte>();
-  Request arrived = communicator.send(from, {receipt.get(), 1}, receipt);
+  Request arrived = communicator.send_in_call(from, {receipt.get(), 1}, receipt);
   communicator.wait(arrived);
 }
 
@@ -274,6 +274,8 @@ void KvStore::cut_to_common(Communicator& communicator) {
 }
 
 std::vector<TokenRange> KvStore::adopt(std::shared_ptr<Communicator> survivors, plan::Shares shares) {
+  // While nothing has changed: shares of the old ranks with the numbers of the new ones would be of no use to anybody.
+  require_same(*survivors, digest(shares), "weights");
   // The numbering of the ranks changes with the shares: from here on the old communicator is of no use.
   communicator_ = std::move(survivors);
   same_on_ranks_ = false;

@@ -157,13 +157,13 @@ PageWindow::Pages KvRing::pages_in(const PageMemory& memory, const RingPiece& pi
 std::vector<Request> KvRing::receive(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory,
                                      std::size_t first_page) {
   return started(pages_in(*memory, piece, first_page),
-                 [&](std::span<std::byte> bytes) { return comm_.receive(place_.left(), bytes, memory); });
+                 [&](std::span<std::byte> bytes) { return comm_.receive_in_call(place_.left(), bytes, memory); });
 }
 
 std::vector<Request> KvRing::send(const RingPiece& piece, const std::shared_ptr<PageMemory>& memory,
                                   std::size_t first_page) {
   return started(pages_in(*memory, piece, first_page),
-                 [&](std::span<std::byte> bytes) { return comm_.send(place_.right(), bytes, memory); });
+                 [&](std::span<std::byte> bytes) { return comm_.send_in_call(place_.right(), bytes, memory); });
 }
 
 // From where the pages lie, or, where messages cannot reach that, from a copy.
@@ -174,8 +174,9 @@ std::vector<Request> KvRing::send_own(const RingPiece& piece) {
     store_.pool().backend().finish();
     return send(piece, memory, 0);
   }
-  return started(own_pages(piece),
-                 [&](std::span<std::byte> bytes) { return comm_.send(place_.right(), bytes, store_.memory()); });
+  return started(own_pages(piece), [&](std::span<std::byte> bytes) {
+    return comm_.send_in_call(place_.right(), bytes, store_.memory());
+  });
 }
 
 // Where messages come and go.

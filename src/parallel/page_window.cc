@@ -104,13 +104,13 @@ WindowPass::WindowPass(Communicator& communicator, const RingPlace& place, PageW
 // A message without content.
 void WindowPass::tell(int rank) {
   static constexpr std::array<std::byte, 1> kNothing{};
-  Request request = communicator_.send(rank, kNothing);
+  Request request = communicator_.send_in_call(rank, kNothing);
   communicator_.wait(request);
 }
 
 void WindowPass::hear(int rank) {
   const auto nothing = std::make_shared<std::byte>();
-  Request request = communicator_.receive(rank, {nothing.get(), 1}, nothing);
+  Request request = communicator_.receive_in_call(rank, {nothing.get(), 1}, nothing);
   communicator_.wait(request);
 }
 

@@ -89,12 +89,12 @@ class ScheduleRun {
       if (floats == 0) continue;
       if (message.to == comm.rank()) {
         SharedBuffer memory = make_shared_buffer(floats);
-        requests.push_back(comm.receive(message.from, bytes_of(memory), memory));
+        requests.push_back(comm.receive_in_call(message.from, bytes_of(memory), memory));
         incoming.push_back({&message, std::move(memory)});
       }
       if (message.from == comm.rank()) {
         const StatesView states = contents(message);
-        requests.push_back(comm.send(message.to, bytes_of(states.data, floats), states.owner));
+        requests.push_back(comm.send_in_call(message.to, bytes_of(states.data, floats), states.owner));
       }
     }
     comm.count_step();
@@ -288,13 +288,14 @@ SharedBuffer reduce_scatter(const ReduceContext& context, std::span<const std::s
     const std::size_t floats = nodes(r).size() * rows(rank) * shape.row_floats;
     if (floats == 0 || r == rank) continue;
     part[static_cast<std::size_t>(r)] = make_shared_buffer(floats);
-    requests.push_back(comm.receive(r, bytes_of(part[static_cast<std::size_t>(r)]), part[static_cast<std::size_t>(r)]));
+    requests.push_back(
+        comm.receive_in_call(r, bytes_of(part[static_cast<std::size_t>(r)]), part[static_cast<std::size_t>(r)]));
   }
   for (int i = 1; i < comm.size(); ++i) {
     const int to = (rank + i) % comm.size();  // not all to the same rank at once
     if (rows(to) == 0 || nodes(rank).empty()) continue;
     SharedBuffer memory = slice(to);
-    requests.push_back(comm.send(to, bytes_of(memory), memory));
+    requests.push_back(comm.send_in_call(to, bytes_of(memory), memory));
   }
   comm.count_step();
   comm.wait_all(requests);
