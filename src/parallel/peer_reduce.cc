@@ -92,7 +92,7 @@ class PeerReducer final : public DeviceReducer {
 
   std::int64_t recording() const override { return common_ || together_ ? 0 : recording_; }
 
-  // Threads with one mailbox send nothing.
+  // Threads with one mailbox send nothing. Elsewhere a float goes with its turn.
   void count_sent(Communicator& comm) const override {
     if (common_) return;
     comm.count_step();
@@ -100,7 +100,7 @@ class PeerReducer final : public DeviceReducer {
     const auto rank = static_cast<std::size_t>(comm.rank());
     const auto blocks = static_cast<std::size_t>(plan.first_block[rank + 1] - plan.first_block[rank]);
     for (int other = 0; other < comm.size(); ++other) {
-      if (other != comm.rank()) comm.count_sent(other, blocks * plan.block_floats() * sizeof(float));
+      if (other != comm.rank()) comm.count_sent(other, blocks * plan.block_floats() * 2 * sizeof(float));
     }
   }
 

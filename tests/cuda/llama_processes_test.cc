@@ -108,7 +108,7 @@ TEST_P(LlamaProcesses, RecordTheirSteps) {
     attention.confirm();
     const std::uint64_t sent = world->traffic().bytes;
     require(!attention.prepare_step({&id, 1}).empty(), "no step to record");
-    const std::uint64_t states = kHeads * (kDim + 2) * sizeof(float);  // of one node
+    const std::uint64_t states = kHeads * (kDim + 2) * 2 * sizeof(float);  // of one node, with turns
     require(world->traffic().bytes - sent >= states * static_cast<std::uint64_t>(ranks - 1), "bytes not counted");
   });
   EXPECT_EQ(statuses, std::vector<int>(static_cast<std::size_t>(ranks), 0));
