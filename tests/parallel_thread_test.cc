@@ -261,6 +261,22 @@ TEST(Auto, MeasuresOnceForEveryCache) {
   });
 }
 
+// By heads there is one way only.
+TEST(Auto, MeasuresNothingForAResultByHeads) {
+  const PreparedCase prepared(small_case(), 5);
+  expect_on_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    ThreadPool pool(1);
+    KvCache cache(world, prepared.config());
+    const auto ids = prepared.fill(cache);
+    ParallelAttention attention(world);
+    const QueryView q = prepared.data.input().q;
+    const std::int64_t heads = q.heads * (world->rank() + 1) / 2 - q.heads * world->rank() / 2;
+    std::vector<float> out(static_cast<std::size_t>(q.batch * q.queries * heads * prepared.config().v_dim));
+    attention.decode(cache, 0, ids, q, {}, out, {}, pool, Result::kByHeads);
+    return attention.why().empty() ? Failures{} : Failures{attention.why()};
+  });
+}
+
 // A rank that throws in the middle of a call is gone for the others: what it leaves behind is not taken for what it had
 // still to send. Rows of K are too long to be copied when they are sent, and their scales are not.
 TEST(Loss, ARankThatThrowsInTheMiddleOfACallIsGone) {

@@ -141,8 +141,9 @@ class KvCache {
 };
 
 // Collective. Weights by which every rank needs as long as the others to read what it carries: the bandwidth of reading
-// its memory, GB/s, measured on all ranks at the same time. gpu: where this rank's pages will lie, as in KvCache; the
-// pool is the one it will decode with. A cache on CPUs and GPUs together needs canonical = false in ParallelOptions.
+// its memory, GB/s, measured on all ranks at the same time, on 512 MiB each. gpu: where this rank's pages will lie, as
+// in KvCache; the pool is the one it will decode with. A cache on CPUs and GPUs together needs canonical = false in
+// ParallelOptions.
 std::vector<double> bandwidth_weights(Communicator& communicator, int gpu, ThreadPool& pool);
 
 }  // namespace treeattn

@@ -279,7 +279,9 @@ void ParallelAttention::decode(const KvCache& cache, int layer, std::span<const 
   impl_->check_same_on_ranks(cache.store());
 
   const DeviceLink link = by_heads ? DeviceLink::kHost : parallel::link_of(impl_->options, call.store);
-  const Strategy strategy = impl_->strategy_for(call, link, pool);
+  // By heads there is one way, whatever the strategy: nothing to choose.
+  const bool nothing_to_choose = by_heads && impl_->options.strategy == Strategy::kAuto;
+  const Strategy strategy = nothing_to_choose ? Strategy::kMerge : impl_->strategy_for(call, link, pool);
   SharedBuffer root;
   impl_->reported(strategy, [&] {
     double attending = 0;
