@@ -223,8 +223,8 @@ inline void check_mixture(Communicator& world) {
   expect(in == pattern(8, previous), "message by hand beside a call");
 }
 
-// Of two ranks, one gives a message up and goes. What it sent after that is not taken for it, so the other finds that
-// it is gone. Not on the list: nobody is left.
+// Of two ranks, one gives a message up and goes. What it sent after that is not taken for it: the other finds that it
+// is gone, or, if a connection had it already, gets the message after all. Not on the list: nobody is left.
 inline void check_given_up_send(Communicator& world) {
   const auto first = pattern(std::size_t{8} << 20, 1), second = pattern(100000, 2), third = pattern(8, 3);
   std::vector<std::byte> in(first.size());
@@ -242,11 +242,14 @@ inline void check_given_up_send(Communicator& world) {
   world.wait(request);
   expect(in == first, "the message before");
   in.resize(second.size());
-  expect(throws<LostRanks>([&] {
-           Request never = world.receive(0, in);
-           world.wait(never);
-         }),
-         "a message that was given up arrived");
+  bool came = true;
+  try {
+    Request perhaps = world.receive(0, in);
+    world.wait(perhaps);
+  } catch (const LostRanks&) {
+    came = false;
+  }
+  expect(!came || in == second, "another message came in place of the one that was given up");
 }
 
 inline void check_split(Communicator& world) {
