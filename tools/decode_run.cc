@@ -13,6 +13,7 @@
 
 #include "allocation_counter.h"
 #include "base/available_memory.h"
+#include "base/round_up.h"
 #include "base/timing.h"
 #include "bench_data.h"
 #include "decode_data.h"
@@ -100,7 +101,7 @@ Room room_of(const Communicator& world, const DecodeSetup& setup) {
   const std::int64_t chunk = setup.order.chunk_tokens;
   Shape first = setup.shape, whole = setup.shape;
   first.tokens = chunk;
-  whole.tokens = (whole.tokens + chunk - 1) / chunk * chunk;
+  whole.tokens = base::round_up(whole.tokens, chunk);
   const auto number = [](std::size_t bytes) { return static_cast<double>(bytes); };  // whose sums do not wrap round
   const double first_pages = number(first.kv_bytes()), ranks = number(sharing);
   const double share = std::max(first_pages, number(whole.kv_bytes()) / world.size() * ranks);

@@ -20,6 +20,17 @@ const KvCacheConfig& checked(const KvCacheConfig& config) {
   return config;
 }
 
+// Collective the first time. To find out is no part of what a call sends.
+template <class T, class Find>
+const T& found_once(Communicator& communicator, std::optional<T>& kept, const Find& find) {
+  if (!kept) {
+    const Traffic before = communicator.traffic();
+    kept = find();
+    communicator.reset_traffic(before);
+  }
+  return *kept;
+}
+
 int ranks_of_process(const std::shared_ptr<Communicator>& communicator) {
   return communicator != nullptr && communicator->transport() == "threads" ? communicator->size() : 1;
 }
@@ -85,21 +96,13 @@ KvStore::KvStore(std::shared_ptr<Communicator> communicator, const KvCacheConfig
 }
 
 PageWindow* KvStore::page_window() const {
-  if (!page_window_) {
-    const Traffic before = communicator_->traffic();
-    page_window_ = PageWindow::make(*communicator_, pool_->shared_backend());
-    communicator_->reset_traffic(before);  // to find out, once: no part of what a call sends
-  }
-  return page_window_->get();
+  return found_once(*communicator_, page_window_,
+                    [&] { return PageWindow::make(*communicator_, pool_->shared_backend()); })
+      .get();
 }
 
 DeviceLink KvStore::fastest_link() const {
-  if (!fastest_link_) {
-    const Traffic before = communicator_->traffic();
-    fastest_link_ = parallel::fastest_link(*communicator_, device());
-    communicator_->reset_traffic(before);
-  }
-  return *fastest_link_;
+  return found_once(*communicator_, fastest_link_, [&] { return parallel::fastest_link(*communicator_, device()); });
 }
 
 const KvStore::Sequence& KvStore::find(SequenceId sequence) const {
