@@ -112,12 +112,8 @@ TREEATTN_MERGE_FN float finished(float m_log2, float l, float o) { return m_log2
 
 // out[v_dim] = o / l and the row's lse. The empty row gives (0, -inf).
 inline float finalize_row(const float* row, std::size_t v_dim, float* out) {
-  if (row[0] == kEmptyMax) {
-    for (std::size_t i = 0; i < v_dim; ++i) out[i] = 0.0f;
-    return kEmptyMax;
-  }
-  for (std::size_t i = 0; i < v_dim; ++i) out[i] = row[2 + i] / row[1];
-  return row_lse(row[0], row[1]);
+  for (std::size_t i = 0; i < v_dim; ++i) out[i] = finished(row[0], row[1], row[2 + i]);
+  return row[0] == kEmptyMax ? kEmptyMax : row_lse(row[0], row[1]);
 }
 
 }  // namespace treeattn::merge
