@@ -70,23 +70,10 @@ std::optional<std::pair<int, int>> find_pair(const Communicator& comm, bool same
   return {};
 }
 
-// The time of one reduction, the slowest rank's, the same number on every rank.
-double try_out(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context, StateShape shape,
-               int repeats) {
-  Communicator& comm = context.communicator;
-  const std::size_t blocks = context.shares.nodes_of(comm.rank()).size();
+// The slowest rank's time of one reduction, the same number on every rank.
+double try_out(Strategy strategy, const plan::Schedule& schedule, Communicator& comm, const Trial& trial, int repeats) {
   std::vector<double> times;
-  for (int i = 0; i < repeats; ++i) {
-    SharedBuffer own = make_shared_buffer(blocks * shape.block_floats());
-    for (std::size_t r = 0; r < blocks * shape.rows; ++r) {
-      float* row = own->as<float>() + r * shape.row_floats;
-      std::fill_n(row, shape.row_floats, 1.0f);
-    }
-    comm.barrier();
-    const auto start = Clock::now();
-    reduce_states(strategy, schedule, context, shape, std::move(own));
-    times.push_back(seconds_since(start));
-  }
+  for (int i = 0; i < repeats; ++i) times.push_back(trial(strategy, schedule));
   return largest_of_ranks(comm, median(std::move(times)));
 }
 
@@ -105,12 +92,27 @@ plan::Network measure_links(Communicator& comm) {
   return network;
 }
 
-Choice choose_strategy(const ReduceContext& context, const plan::Network& network, const plan::ReductionSize& size) {
+Trial trial_by_host(const ReduceContext& context, StateShape shape) {
+  return [context, shape](Strategy strategy, const plan::Schedule& schedule) {
+    const std::size_t floats = context.shares.nodes_of(context.communicator.rank()).size() * shape.block_floats();
+    SharedBuffer own = make_shared_buffer(floats);
+    std::fill_n(own->as<float>(), floats, 1.0f);
+    context.communicator.barrier();
+    const auto start = Clock::now();
+    reduce_states(strategy, schedule, context, shape, std::move(own));
+    return seconds_since(start);
+  };
+}
+
+Choice choose_strategy(const ReduceContext& context, const plan::Network* network, const plan::ReductionSize& size,
+                       const Trial& trial) {
   // What the model cannot tell apart is measured: it knows nothing of cores that ranks share, or of other traffic.
   constexpr double kClose = 4;
   constexpr int kWarmUp = 2, kRepeats = 9;
-  const StateShape shape{static_cast<std::size_t>(size.rows), static_cast<std::size_t>(size.v_dim) + 2};
-  const auto ranked = plan::rank_strategies(network, context.shares, size, context.canonical);
+  Communicator& comm = context.communicator;
+  const plan::Network unknown{.local = {}, .remote = {}, .node_of_rank = comm.node_of_rank()};
+  const auto ranked =
+      plan::rank_strategies(network != nullptr ? *network : unknown, context.shares, size, context.canonical);
   double modelled = std::numeric_limits<double>::infinity();
   for (const auto& [strategy, cost] : ranked) {
     if (strategy != Strategy::kRing) modelled = std::min(modelled, cost.seconds);
@@ -119,26 +121,31 @@ Choice choose_strategy(const ReduceContext& context, const plan::Network& networ
   Choice choice;
   double best = std::numeric_limits<double>::infinity();
   for (const auto& [strategy, cost] : ranked) {
-    if (strategy == Strategy::kRing || !same_bits(strategy) || cost.seconds > kClose * modelled) continue;
-    const plan::Schedule schedule =
-        plan::make_schedule(strategy, network.node_of_rank).seen_by(context.communicator.rank());
-    try_out(strategy, schedule, context, shape, kWarmUp);
-    const double seconds = try_out(strategy, schedule, context, shape, kRepeats);
+    if (strategy == Strategy::kRing || !same_bits(strategy)) continue;
+    if (network != nullptr && cost.seconds > kClose * modelled) continue;
+    const plan::Schedule schedule = plan::make_schedule(strategy, comm.node_of_rank()).seen_by(comm.rank());
+    try_out(strategy, schedule, comm, trial, kWarmUp);
+    const double seconds = try_out(strategy, schedule, comm, trial, kRepeats);
     measured[strategy] = seconds;
     if (seconds < best) {
       best = seconds;
       choice.strategy = strategy;
     }
   }
-  choice.why = link_text("inside a node", network.local) + link_text("between nodes", network.remote);
+  if (network != nullptr) {
+    choice.why = link_text("inside a node", network->local) + link_text("between nodes", network->remote);
+  }
   choice.why +=
       fmt::format("{:<12}{:>6}{:>14}{:>14}{:>14}\n", "strategy", "steps", "bytes sent", "model us", "measured us");
+  const auto microseconds = [](const double* seconds) {
+    return seconds != nullptr ? fmt::format("{:.1f}", 1e6 * *seconds) : "-";
+  };
   for (const auto& [strategy, cost] : ranked) {
     const auto found = measured.find(strategy);
-    choice.why +=
-        fmt::format("{:<12}{:>6}{:>14}{:>14.1f}{:>14}{}\n", strategy_name(strategy), cost.steps, cost.bytes,
-                    1e6 * cost.seconds, found == measured.end() ? "-" : fmt::format("{:.1f}", 1e6 * found->second),
-                    strategy == choice.strategy ? "  <- chosen" : "");
+    choice.why += fmt::format("{:<12}{:>6}{:>14}{:>14}{:>14}{}\n", strategy_name(strategy), cost.steps, cost.bytes,
+                              microseconds(network != nullptr ? &cost.seconds : nullptr),
+                              microseconds(found != measured.end() ? &found->second : nullptr),
+                              strategy == choice.strategy ? "  <- chosen" : "");
   }
   return choice;
 }

@@ -119,7 +119,8 @@ struct ParallelAttention::Impl {
       return Strategy::kMerge;
     }
     const Traffic before = communicator->traffic();
-    if (!network) network = parallel::measure_links(*communicator);
+    const bool by_host = link == DeviceLink::kHost;
+    if (by_host && !network) network = parallel::measure_links(*communicator);
     Choices& known = choices_for(call.store.shares());
     const StateShape shape = call.shape();
     const SizeKey key{shape.rows, shape.row_floats};
@@ -130,7 +131,10 @@ struct ParallelAttention::Impl {
       size.v_dim = call.store.config().v_dim;
       size.kv_bytes_of_rank = parallel::kv_bytes_of_ranks(call.store, call.sequences);
       const ReduceContext context{*communicator, known.shares, pool, options.canonical};
-      found = known.of_size.emplace(key, parallel::choose_strategy(context, *network, size)).first;
+      const parallel::Trial trial =
+          by_host ? parallel::trial_by_host(context, shape) : trial_on_devices(call, context, shape);
+      found = known.of_size.emplace(key, parallel::choose_strategy(context, by_host ? &*network : nullptr, size, trial))
+                  .first;
     }
     communicator->reset_traffic(before);  // megabytes to find out, once: no part of what a decode sends
     why = found->second.why;
@@ -227,6 +231,20 @@ struct ParallelAttention::Impl {
     if (by_host || parallel::link_of(options, store) == DeviceLink::kHost) return;
     kernels::cuda::RankDevice& device = device_of(store);
     devices->connect(*communicator, device);
+  }
+
+  // With the states of a call, which are made anew each time, as a reduction uses them up.
+  parallel::Trial trial_on_devices(const DecodeCall& call, const ReduceContext& context, StateShape shape) {
+    return [this, &call, context, shape](Strategy strategy, const plan::Schedule& schedule) {
+      kernels::cuda::RankDevice& device = device_of(call.store);
+      const SharedBuffer root = parallel::make_shared_buffer(shape.block_floats());
+      float* own = parallel::attend_on_device(call, devices->place(context, shape, device));
+      device.finish();
+      communicator->barrier();
+      const auto start = Clock::now();
+      devices->reduce(strategy, schedule, context, shape, own, device, root->as<float>());
+      return seconds_since(start);
+    };
   }
 
   // The root's states, from GPU to GPU.

@@ -7,6 +7,8 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <sstream>
+#include <string>
 
 #include "base/half.h"
 #include "cuda/device_case.h"
@@ -455,6 +457,31 @@ class NcclLinkOfSeveral : public NcclLink {};
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclLinkOfSeveral, testing::Values(2, 3, 4), testing::PrintToStringParamName());
 
 TEST_P(NcclLinkOfSeveral, SurvivorsOfALostRankGoOn) { expect_survivors_go_on(GetParam(), DeviceLink::kNccl); }
+
+// What messages of the host take says nothing about NCCL: not even the model is asked.
+TEST_P(NcclLinkOfSeveral, AutoTriesOutEveryStrategyOverNccl) {
+  const Loop loop;
+  expect_on_ranks(GetParam(), [&](const std::shared_ptr<Communicator>& world) {
+    ThreadPool pool(1);
+    KvCache cache(world, loop.config(), {}, kGpu);
+    ParallelAttention attention(world, {Strategy::kAuto, true, DeviceLink::kNccl});
+    const SequenceId id = cache.add_sequence();
+    loop.append(cache, id, 0, Loop::kPrompt + 1);
+    loop.decode(attention, cache, id, 0, pool);
+    testing_parallel::Failures failures;
+    if (attention.why().find("inside a node") != std::string::npos) failures.push_back("measured the host's links");
+    std::istringstream lines(attention.why());
+    int tried = 0;
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string strategy, steps, bytes, model, measured;
+      words >> strategy >> steps >> bytes >> model >> measured;
+      if (model == "-" && measured != "-") ++tried;
+    }
+    if (tried != 4) failures.push_back(attention.why());
+    return failures;
+  });
+}
 
 }  // namespace
 }  // namespace treeattn
