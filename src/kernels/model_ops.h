@@ -146,8 +146,11 @@ class ModelOps {
   virtual void feed_forward(const FeedForward& f, std::int64_t rows, float* x);
   // Calls work, which makes calls of this object alone and begins with begin(rows); or repeats what it did when it was
   // last called with this key. The key stands for everything but the rows' tokens and positions and what memory holds.
+  // all_ready: called once, when nothing is left to be done but either of the two, with whether it can be repeated;
+  // returns whether it is to be.
   virtual void recorded(std::span<const std::int64_t> /*key*/, const PassRows& /*rows*/,
-                        const std::function<void()>& work) {
+                        const std::function<bool(bool)>& all_ready, const std::function<void()>& work) {
+    all_ready(false);
     work();
   }
 };

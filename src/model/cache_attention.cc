@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "base/half.h"
+#include "parallel/agree.h"
 #include "parallel/choose_link.h"
 #include "treeattn/state.h"
 
@@ -220,10 +221,18 @@ std::vector<std::int64_t> CacheAttention::prepare_step(std::span<const SequenceI
   if (alone_on_gpu()) return key;
   key.push_back(reducer_->recording());
   for (int layer = 0; layer < config.layers; ++layer) reducer_->count_sent(*cache_.communicator());
-  // What was allocated may have waited for GPUs, so nobody's kernels wait for others before all are ready. And who is
-  // lost by now is found out at once.
-  cache_.communicator()->barrier();
   return key;
+}
+
+// Who is lost by now is found out at once. One rank may have to do a step as it is which another could repeat, and
+// between its layers the ranks meet (DeviceReducer::reduce_on_gpu), so all of them do it.
+bool CacheAttention::all_ready(bool ready) {
+  if (alone_on_gpu()) return ready;
+  Communicator& ranks = *cache_.communicator();
+  const Traffic before = ranks.traffic();
+  const std::vector<char> all = parallel::gathered(ranks, static_cast<char>(ready));
+  ranks.reset_traffic(before);  // no part of what a decode sends
+  return std::ranges::all_of(all, [](char one) { return one != 0; });
 }
 
 void CacheAttention::begin_step() { device()->send_step(ops_.stream()); }

@@ -47,6 +47,8 @@ class CacheAttention {
   // A decode step on a GPU whose work can be recorded (ModelOps::recorded), instead of rope, write and last_tokens.
   // prepare_step says what it depends on, or nothing where there is no such step; the rest is work of the backend.
   std::vector<std::int64_t> prepare_step(std::span<const SequenceId> sequences);
+  // Collective. Between the two: whether all ranks are ready to repeat a step. No GPU waits for another before.
+  bool all_ready(bool ready);
   void begin_step();
   // From the rows x of a layer to its answer. normed: memory to work in, as are the results of the projections.
   struct StepInput {

@@ -277,7 +277,8 @@ std::span<const float> Llama::decode(std::span<const SequenceId> sequences, std:
     reserve(static_cast<std::int64_t>(rows));
     reserve_logits(static_cast<std::int64_t>(rows));
     key.insert(key.end(), {id_, growth_});
-    ops_.recorded(key, pass, [&] {
+    const auto all_ready = [&](bool ready) { return attention_->all_ready(ready); };
+    ops_.recorded(key, pass, all_ready, [&] {
       attention_->begin_step();
       forward(pass, [&](int layer) {
         const LayerWeights& w = weights_->layers()[static_cast<std::size_t>(layer)];

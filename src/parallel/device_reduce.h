@@ -31,7 +31,8 @@ class DeviceReducer {
   virtual void reduce(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context, StateShape shape,
                       float* own, kernels::cuda::RankDevice& device, float* root) = 0;
   // The same, where place() is not null and the blocks are there, with what the root comes to left on the GPU, as work
-  // on the stream. The host may wait for the other ranks, not for the GPU. out.rounded: only where it can be recorded.
+  // on the stream. The host may wait for the other ranks, not for the GPU; while the stream is being recorded for none
+  // of them. out.rounded: only where it can be recorded.
   virtual void reduce_on_gpu(const ReduceContext&, StateShape, kernels::cuda::RankDevice&, kernels::cuda::FinishedRows,
                              void* /*stream*/) {}
   // After place(): what a recording of reduce_on_gpu() depends on, never 0; 0 where the host has a part in it.

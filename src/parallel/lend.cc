@@ -30,6 +30,12 @@ bool share_one_gpu(Communicator& communicator, int gpu) {
   return std::all_of(seats.begin(), seats.end(), [&](const Seat& seat) { return seat == mine; });
 }
 
+bool share_a_process(Communicator& communicator) {
+  std::vector<std::uint64_t> processes = gathered(communicator, base::this_process());
+  std::ranges::sort(processes);
+  return std::ranges::adjacent_find(processes) != processes.end();
+}
+
 void require_reached(Communicator& communicator, const std::string& failure) {
   const std::vector<char> failed = gathered(communicator, static_cast<char>(failure.empty() ? 0 : 1));
   const auto first = std::find(failed.begin(), failed.end(), char{1});

@@ -13,6 +13,10 @@ namespace treeattn::parallel {
 bool on_one_machine(const Communicator& communicator);
 // Collective. Whether all ranks are threads of this process with the same GPU.
 bool share_one_gpu(Communicator& communicator, int gpu);
+// Collective. Whether two ranks are threads of one process, no matter which. The driver may let one of them wait until
+// all GPUs of the process are done, for instance to free memory: with a kernel that waits for this very rank, if nobody
+// sees to it that all are ready before the first one is started.
+bool share_a_process(Communicator& communicator);
 // Collective. Throws Unavailable on every rank when `failure` is not empty on one.
 void require_reached(Communicator& communicator, const std::string& failure);
 // Collective. Connects everybody's. mine: null where it could not be made, for the reason in `failure`. Returns whether

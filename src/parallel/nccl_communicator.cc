@@ -13,6 +13,7 @@
 #include "base/timing.h"
 #include "kernels/cuda/device_buffer.h"
 #include "parallel/agree.h"
+#include "parallel/lend.h"
 #include "treeattn/error.h"
 
 namespace treeattn::parallel {
@@ -55,6 +56,7 @@ void NcclCommunicator::make(Communicator& ranks, int gpu) {
   const std::vector<GpuName> all = gathered(ranks, mine);
   const auto having = [&](const GpuName& name) { return std::ranges::count(all, name); };
   shares_gpus_ = std::ranges::any_of(all, [&](const GpuName& name) { return having(name) > 1; });
+  shares_a_process_ = share_a_process(ranks);
   const kernels::cuda::UseDevice use(gpu);
   std::string failure;
   try {

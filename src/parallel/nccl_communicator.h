@@ -30,6 +30,8 @@ class NcclCommunicator {
   ncclComm_t get() const { return comm_; }
   // Whether two ranks, no matter which, have one GPU: the same on all.
   bool shares_gpus() const { return shares_gpus_; }
+  // The same, with one process.
+  bool shares_a_process() const { return shares_a_process_; }
 
   // Collective. Throws Unavailable on every rank when it fails on one.
   void make(Communicator& ranks, int gpu);
@@ -49,7 +51,7 @@ class NcclCommunicator {
   void until(const char* what, const std::function<bool()>& ready) const;
 
   ncclComm_t comm_ = nullptr;
-  bool shares_gpus_ = false;
+  bool shares_gpus_ = false, shares_a_process_ = false;
   Seconds within_{1};
 };
 

@@ -58,6 +58,7 @@ void NcclRun::copy(float* to, const float* from, std::size_t floats) const {
 
 void NcclRun::start(const char* what, const Calls& calls) const {
   if (nccl.shares_gpus()) return start_together(what, calls);
+  if (nccl.shares_a_process()) context.communicator.barrier();
   const Calls* mine = &calls;
   start_group(what, {&mine, 1});
 }

@@ -117,7 +117,10 @@ class PeerReducer final : public DeviceReducer {
   static double seconds_to_wait(const Communicator& comm) { return kShareOfDeadline * comm.deadline().count(); }
 
   void exchange(Communicator& comm, FinishedRows out, void* stream) {
-    if (!together_) return exchange_->exchange(seconds_to_wait(comm), out, stream);
+    if (!together_) {
+      if (threads_ && !PeerExchange::is_recorded(stream)) comm.barrier();
+      return exchange_->exchange(seconds_to_wait(comm), out, stream);
+    }
     exchange_->push(stream);
     comm.barrier();  // of the threads, while the GPU is at work
     exchange_->merge(seconds_to_wait(comm), out, stream);
@@ -159,12 +162,14 @@ class PeerReducer final : public DeviceReducer {
         failure_of([&] { fresh = std::make_unique<PeerExchange>(device.gpu(), comm.rank(), std::move(plan)); });
     together_ = connect_together(comm, fresh ? &fresh->mailbox() : nullptr, failure);
     exchange_ = std::move(fresh);
+    threads_ = share_a_process(comm);
     recording_ = new_recording();
   }
 
   std::shared_ptr<CommonMailbox> common_;   // where all ranks are threads with one GPU
   std::unique_ptr<PeerExchange> exchange_;  // elsewhere
   bool together_ = false;                   // ranks of one process share a GPU
+  bool threads_ = false;                    // there are ranks of one process
   std::int64_t recording_ = 0;              // of the exchange: another lies elsewhere
 };
 

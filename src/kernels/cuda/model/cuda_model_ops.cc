@@ -165,7 +165,7 @@ void CudaModelOps::begin(const PassRows& rows) {
 
 // The first time a key is seen its work is done as it is, and allocates what it needs; the second time it is recorded.
 void CudaModelOps::recorded(std::span<const std::int64_t> key, const PassRows& rows,
-                            const std::function<void()>& work) {
+                            const std::function<bool(bool)>& all_ready, const std::function<void()>& work) {
   const UseDevice use(gpu());
   const auto whole = [&] {
     std::vector<std::int64_t> out(key.begin(), key.end());
@@ -173,23 +173,14 @@ void CudaModelOps::recorded(std::span<const std::int64_t> key, const PassRows& r
     out.push_back(generation_);
     return out;
   };
-  if (whole() != seen_) {
+  const bool seen = whole() == seen_;
+  if (seen) record(work);
+  if (!all_ready(seen)) {
     work();
     seen_ = whole();  // with the generation that the work has left behind
     return;
   }
-  check(cudaStreamSynchronize(queue_.stream), "last pass");
   tables_.put(rows);
-  if (!recording_.is(seen_)) {
-    playing_ = true;
-    try {
-      recording_.record(seen_, queue_.stream, work);
-    } catch (...) {
-      playing_ = false;
-      throw;
-    }
-    playing_ = false;
-  }
   // As the work leaves it, for calls that come after.
   forget();
   pass_ = rows.pass;
@@ -197,6 +188,20 @@ void CudaModelOps::recorded(std::span<const std::int64_t> key, const PassRows& r
   positions_.assign(rows.positions.begin(), rows.positions.end());
   begun_ = true;
   recording_.play(queue_.stream);
+}
+
+// What was seen, unless it is there. Nothing of the last pass is under way any more.
+void CudaModelOps::record(const std::function<void()>& work) {
+  check(cudaStreamSynchronize(queue_.stream), "last pass");
+  if (recording_.is(seen_)) return;
+  playing_ = true;
+  try {
+    recording_.record(seen_, queue_.stream, work);
+  } catch (...) {
+    playing_ = false;
+    throw;
+  }
+  playing_ = false;
 }
 
 }  // namespace cuda

@@ -59,7 +59,8 @@ class CudaModelOps final : public ModelOps {
                                    const Projection& one) override;
   void finish() override { device_.finish(); }
   void feed_forward(const FeedForward& f, std::int64_t rows, float* x) override;
-  void recorded(std::span<const std::int64_t> key, const PassRows& rows, const std::function<void()>& work) override;
+  void recorded(std::span<const std::int64_t> key, const PassRows& rows, const std::function<bool(bool)>& all_ready,
+                const std::function<void()>& work) override;
   const float* angles() const override { return angles_.as<float>(); }
   std::uint16_t* rounded_copy(const float* x, std::int64_t rows, std::int64_t cols) override;
 
@@ -102,6 +103,7 @@ class CudaModelOps final : public ModelOps {
     return begun_ && std::equal(tokens.begin(), tokens.end(), tokens_.begin(), tokens_.end());
   }
   void send_tables(const PassRows& rows, bool put);
+  void record(const std::function<void()>& work);
   // What is put on `later` from now on comes after what is on `earlier`.
   void order(cudaStream_t earlier, cudaStream_t later) {
     check(cudaEventRecord(reached_, earlier), "event");

@@ -40,6 +40,7 @@ class Recording {
     const cudaError_t error = cudaGraphInstantiate(&graph_, recorded, 0);
     cudaGraphDestroy(recorded);
     check(error, "recording");
+    check(cudaGraphUpload(graph_, stream), "recording");  // or the first play() would, and allocate for it
     key_ = key;
   }
 

@@ -94,6 +94,12 @@ void PeerExchange::exchange(double seconds, FinishedRows out, void* stream) {
   impl_->start(impl_->params, seconds, out, impl_->overlaps, stream);
 }
 
+bool PeerExchange::is_recorded(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status), "recording");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 void PeerExchange::push(void* stream) {
   PeerParams call = impl_->params;
   call.merge = false;

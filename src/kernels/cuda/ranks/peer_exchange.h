@@ -50,6 +50,8 @@ class PeerExchange {
   // and repeated. Not for ranks that share a GPU of one process: the kernel of one that waits may keep another from
   // being started at all.
   void exchange(double seconds, FinishedRows out, void* stream);
+  // Whether what is put on the stream now is being recorded.
+  static bool is_recorded(void* stream);
   // The two halves of it, as kernels of their own, for these: push() on all, a barrier of the host's threads, then
   // merge(). It is not started before the threads of this process have pushed; what waits for them is no kernel, so it
   // takes nothing from theirs. Not to be recorded.
