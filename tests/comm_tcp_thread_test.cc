@@ -5,6 +5,8 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
@@ -21,6 +23,7 @@
 #include "comm_cases.h"
 #include "parallel_checks.h"
 #include "tcp_ranks.h"
+#include "temporary_directory.h"
 
 namespace treeattn {
 namespace {
@@ -295,42 +298,106 @@ TEST(Tcp, AnyAddressOfRankZero) {
   }
 }
 
-// Connected to rank 0 of this machine, as soon as that listens.
-int knock_at(int port) {
+// A process that does this, and ends with 0, with kNotHere where it may not, or else where an expectation failed.
+constexpr int kNotHere = 77;
+template <class Body>
+pid_t start_process(const Body& body) {
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  const bool here = body();
+  std::fflush(nullptr);
+  ::_exit(here ? int{::testing::Test::HasFailure()} : kNotHere);
+}
+
+int status_of(pid_t child) {
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// Connected to rank 0 of this machine; closed where that does not listen.
+comm::Socket try_knock_at(int port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   address.sin_port = htons(static_cast<std::uint16_t>(port));
+  comm::Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
+  const bool there = ::connect(socket.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+  return there ? std::move(socket) : comm::Socket();
+}
+
+// As soon as it listens.
+comm::Socket knock_at(int port) {
   for (;;) {
-    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-    if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return fd;
-    ::close(fd);
+    if (comm::Socket socket = try_knock_at(port); socket.open()) return socket;
     std::this_thread::yield();
+  }
+}
+
+// Comes to the meeting and talks to the others.
+void meet(int rank, int size, int port, const std::string& address = "127.0.0.1") {
+  try {
+    testing::check_chain(*tcp_communicator(TcpPlace{rank, size, address, port}, with_deadline(20)), 3);
+  } catch (const Error& error) {
+    ADD_FAILURE() << "rank " << rank << ": " << error.what();
   }
 }
 
 // A monitor that only looks whether the port is open, a browser, somebody who stops in the middle of a card.
 TEST(Tcp, StrangersAtThePortHoldNobodyUp) {
   const int port = free_port();
-  const auto join = [&](int rank) {
-    try {
-      testing::check_chain(*tcp_communicator(TcpPlace{rank, 2, "127.0.0.1", port}, with_deadline(60)), 3);
-    } catch (const Error& error) {
-      ADD_FAILURE() << "rank " << rank << ": " << error.what();
-    }
-  };
-  std::thread first(join, 0);
+  std::thread first([&] { meet(0, 2, port); });
   const std::string request = "GET / HTTP/1.1\r\n" + std::string(200, 'x');
   const std::string half = "eert";  // how a card begins
-  std::vector<int> strangers;
+  std::vector<comm::Socket> strangers;
   for (const std::string& says : {std::string(), request, half}) {
     strangers.push_back(knock_at(port));
-    EXPECT_EQ(::send(strangers.back(), says.data(), says.size(), MSG_NOSIGNAL), static_cast<ssize_t>(says.size()));
+    EXPECT_EQ(::send(strangers.back().fd(), says.data(), says.size(), MSG_NOSIGNAL), static_cast<ssize_t>(says.size()));
   }
-  ::close(knock_at(port));
-  join(1);
+  knock_at(port);
+  meet(1, 2, port);
   first.join();
-  for (const int fd : strangers) ::close(fd);
+}
+
+#if !defined(__SANITIZE_THREAD__)  // does not fork
+// More of them than rank 0 may have open files.
+TEST(Tcp, SilentStrangersMakeRoom) {
+  const int port = free_port();
+  const pid_t child = start_process([&] {
+    const rlimit few{40, 40};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    meet(0, 2, port);
+    return true;
+  });
+  std::vector<comm::Socket> strangers;
+  strangers.push_back(knock_at(port));
+  for (int i = 0; i < 100; ++i) strangers.push_back(try_knock_at(port));
+  meet(1, 2, port);
+  EXPECT_EQ(status_of(child), 0);
+}
+#endif
+
+// It had its own deadline, and is started again while rank 0 still waits.
+TEST(Tcp, ARankThatWentAwayMayComeAgain) {
+  const int port = free_port();
+  std::thread first([&] { meet(0, 3, port); });
+  knock_at(port);
+  EXPECT_THROW(tcp_communicator(TcpPlace{1, 3, "127.0.0.1", port}, with_deadline(0.3)), Unavailable);
+  std::thread third([&] { meet(2, 3, port); });
+  meet(1, 3, port);
+  first.join();
+  third.join();
+}
+
+TEST(Tcp, ARankThatComesTwiceIsRefused) {
+  const int port = free_port();
+  const auto come = [&](int rank) { tcp_communicator(TcpPlace{rank, 3, "127.0.0.1", port}, with_deadline(20)); };
+  std::thread first([&] { EXPECT_THROW(come(0), InvalidArgument); });
+  std::thread twin([&] { EXPECT_THROW(come(1), Unavailable); });
+  EXPECT_THROW(come(1), Unavailable);
+  first.join();
+  twin.join();
 }
 
 // A network of this process alone, where the system has few ports to give to those who call. False where it may not.
@@ -349,29 +416,43 @@ bool enter_small_network() {
 // Who calls rank 0 again and again before it listens is given one port after the other to call from, and one day the
 // very port that it calls: then it would be connected to itself, and rank 0 could not listen there any more.
 TEST(Tcp, ARankThatWaitsForRank0DoesNotReachItself) {
-  constexpr int kNotHere = 77;
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    if (!enter_small_network()) ::_exit(kNotHere);
-    std::atomic<int> status = 0;
-    const auto join = [&](int rank) {
-      try {
-        testing::check_chain(*tcp_communicator(TcpPlace{rank, 2, "127.0.0.1", 45680}, with_deadline(10)), 3);
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-        status = 1;
-      }
-    };
-    std::thread second(join, 1);
+  const pid_t child = start_process([] {
+    if (!enter_small_network()) return false;
+    std::thread second([] { meet(1, 2, 45680); });
     std::this_thread::sleep_for(std::chrono::seconds(1));  // fifty calls
-    join(0);
+    meet(0, 2, 45680);
     second.join();
-    ::_exit(status);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  if (WIFEXITED(status) && WEXITSTATUS(status) == kNotHere) GTEST_SKIP() << "no network of its own for a process";
+    return true;
+  });
+  const int status = status_of(child);
+  if (status == kNotHere) GTEST_SKIP() << "no network of its own for a process";
+  EXPECT_EQ(status, 0);
+}
+
+// A cluster may give rank 0's machine its name when that has started, after others ask for it.
+TEST(Tcp, ANameThatIsNotKnownYetIsAskedForAgain) {
+  const TemporaryDirectory directory;
+  const std::string hosts = directory.path() / "hosts";
+  std::ofstream(hosts) << "127.0.0.1 localhost\n";
+  const pid_t child = start_process([&] {
+    if (!enter_small_network() || ::unshare(CLONE_NEWNS) != 0) return false;
+    if (::mount(hosts.c_str(), "/etc/hosts", nullptr, MS_BIND, nullptr) != 0) return false;
+    try {
+      tcp_communicator(TcpPlace{1, 2, "rank0", 45680}, with_deadline(0.3));
+      ADD_FAILURE() << "connected to a name that nobody has";
+    } catch (const Unavailable& error) {
+      EXPECT_NE(std::string(error.what()).find("address rank0: "), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("within the deadline"), std::string::npos) << error.what();
+    }
+    std::thread second([] { meet(1, 2, 45680, "rank0"); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    std::ofstream(hosts, std::ios::app) << "127.0.0.1 rank0\n";
+    meet(0, 2, 45680);
+    second.join();
+    return true;
+  });
+  const int status = status_of(child);
+  if (status == kNotHere) GTEST_SKIP() << "no names of its own for a process";
   EXPECT_EQ(status, 0);
 }
 

@@ -33,6 +33,7 @@ using Clock = std::chrono::steady_clock;
 using base::require;
 
 constexpr std::chrono::milliseconds kRetry{20};
+constexpr std::chrono::milliseconds kAskForNameAgain{200};
 
 // All that has to be done by then.
 class Deadline {
@@ -115,15 +116,20 @@ std::span<std::byte> bytes_of(T& value) {
   return std::as_writable_bytes(std::span(&value, 1));
 }
 
+// Of a host, or, where that is empty, to listen on. A cluster may give a machine its name only when that has started:
+// it is asked for again and again.
 struct Addresses {
   addrinfo* list = nullptr;
-  Addresses(const std::string& host, int port, bool passive) {
+  Addresses(const std::string& host, int port, Clock::time_point until) {
     addrinfo hints{};
     hints.ai_family = AF_UNSPEC;
     hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = passive ? AI_PASSIVE : 0;
-    const int code = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &list);
-    if (code != 0) throw Unavailable(fmt::format("tcp_communicator: address {}: {}", host, ::gai_strerror(code)));
+    hints.ai_flags = host.empty() ? AI_PASSIVE : 0;
+    const char* name = host.empty() ? nullptr : host.c_str();
+    while (const int code = ::getaddrinfo(name, std::to_string(port).c_str(), &hints, &list)) {
+      if (Clock::now() >= until) late(fmt::format("address {}: {}", host, ::gai_strerror(code)));
+      std::this_thread::sleep_for(kAskForNameAgain);
+    }
   }
   ~Addresses() { ::freeaddrinfo(list); }
   Addresses(const Addresses&) = delete;
@@ -132,7 +138,7 @@ struct Addresses {
 
 // On all interfaces; port 0: any free one. A socket of IPv6 is there for IPv4, too.
 Socket listen_on(int port) {
-  const Addresses addresses("", port, true);
+  const Addresses addresses("", port, Clock::now());
   for (const int family : {AF_INET6, AF_INET}) {
     for (const addrinfo* a = addresses.list; a != nullptr; a = a->ai_next) {
       if (a->ai_family != family) continue;
@@ -178,7 +184,7 @@ Socket begin_call(const addrinfo& address, const std::string& whom) {
 }
 
 Socket connect_to(int rank, const std::string& host, int port, const Deadline& deadline) {
-  const Addresses addresses(host, port, false);
+  const Addresses addresses(host, port, deadline.end());
   return connect_to_any(addresses.list, fmt::format("rank {} at {}:{}", rank, host, port), deadline.end());
 }
 
@@ -204,10 +210,10 @@ class Door {
  public:
   explicit Door(const Socket& listening) : listening_(listening) {}
 
-  // The next one with a card; what is none is sent away.
-  Caller next(const Deadline& deadline, const std::string& what) {
+  // The next one with a card; what is none is sent away. missing: how many are to come.
+  Caller next(std::size_t missing, const Deadline& deadline, const std::string& what) {
     for (;;) {
-      let_in(what);
+      const bool room = let_in(missing, what);
       for (auto knock = knocks_.begin(); knock != knocks_.end();) {
         const bool there = listen_to(*knock);
         if (there && knock->have < sizeof(TcpCard)) {
@@ -220,7 +226,11 @@ class Door {
         put_text(one.card.address, one.address);
         return {std::move(one.socket), one.card};
       }
-      wait(deadline, what);
+      if (room) {
+        wait(deadline, what);
+      } else if (knocks_.size() > missing) {
+        knocks_.erase(knocks_.begin());
+      }
     }
   }
 
@@ -232,7 +242,9 @@ class Door {
     std::size_t have = 0;  // bytes of the card
   };
 
-  void let_in(const std::string& what) {
+  // False when this process may have no more open files, and not all who have them can be ranks: the one that has been
+  // silent for longest must make room.
+  bool let_in(std::size_t missing, const std::string& what) {
     for (;;) {
       sockaddr_storage from{};
       socklen_t size = sizeof from;
@@ -241,7 +253,9 @@ class Door {
         set_options(socket.fd());
         knocks_.push_back({std::move(socket), address_of(from, size), {}, 0});
       } else if (errno == EAGAIN) {
-        return;
+        return true;
+      } else if (errno == EMFILE && knocks_.size() > missing) {
+        return false;
       } else if (errno != EINTR && errno != ECONNABORTED) {
         fail(what);
       }
@@ -278,22 +292,36 @@ std::string still_missing(const std::vector<Socket>& sockets, std::size_t first)
   return fmt::format("{} of {} did not come", name_ranks(missing), sockets.size());
 }
 
-// Rank 0: hears of everyone, then tells everyone of all.
+// Whether the other side has closed the connection. It has nothing to say on it.
+bool has_gone(const Socket& socket) {
+  std::byte unread;
+  const ssize_t got = ::recv(socket.fd(), &unread, 1, MSG_PEEK);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+// Rank 0: hears of everyone, then tells everyone of all. A rank that went away meanwhile (its own deadline was over)
+// may be started again: its place is free.
 std::vector<TcpCard> collect(const Socket& listening, const TcpCard& mine, const Deadline& deadline) {
   const auto size = static_cast<std::size_t>(mine.size);
   std::vector<TcpCard> cards(size);
   std::vector<Socket> others(size);
   cards[0] = mine;
   Door door(listening);
-  for (std::size_t have = 1; have < size; ++have) {
-    auto [socket, card] = door.next(deadline, still_missing(others, 1));
+  for (std::size_t have = 1; have < size;) {
+    auto [socket, card] = door.next(size - have, deadline, still_missing(others, 1));
     require(card.size == mine.size && card.rank > 0 && card.rank < mine.size,
             "a rank {} of {} came to a group of {}; accepted: ranks 1 to {} of that size", card.rank, card.size,
             mine.size, mine.size - 1);
+    for (Socket& other : others) {
+      if (!other.open() || !has_gone(other)) continue;
+      other = Socket();
+      --have;
+    }
     auto& place = others[static_cast<std::size_t>(card.rank)];
     require(!place.open(), "rank {} came twice; accepted: every RANK once", card.rank);
     cards[static_cast<std::size_t>(card.rank)] = card;
     place = std::move(socket);
+    ++have;
   }
   for (std::size_t r = 1; r < size; ++r) {
     send_all(others[r].fd(), std::as_bytes(std::span(cards)), deadline, "table of ranks");
@@ -380,8 +408,9 @@ TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {
     mesh.sockets[static_cast<std::size_t>(r)] = std::move(socket);
   }
   Door door(listening);
-  for (int have = place.rank + 1; have < place.size;) {
-    auto [socket, card] = door.next(deadline, still_missing(mesh.sockets, static_cast<std::size_t>(place.rank) + 1));
+  const std::size_t first = static_cast<std::size_t>(place.rank) + 1;
+  for (std::size_t have = first; have < size;) {
+    auto [socket, card] = door.next(size - have, deadline, still_missing(mesh.sockets, first));
     if (card.rank <= place.rank || card.rank >= place.size) continue;
     if (mesh.sockets[static_cast<std::size_t>(card.rank)].open()) continue;
     mesh.sockets[static_cast<std::size_t>(card.rank)] = std::move(socket);
