@@ -388,19 +388,39 @@ def check_progress(scratch):
     assert said.startswith(b'{"tokens":'), said
 
 
+def check_history(answer, model, *arguments):
+    """That a chat goes on as the template writes it with this answer, as is printed."""
+    question = "x" * 5000  # too long: the refusal counts the tokens
+    message = "#{}#\n\n{}#"  # one byte for each token of the template
+    text = "#" + "".join(message.format(*one) for one in
+                         [("user", "Hello."), ("assistant", answer), ("user", question)]) + "#assistant#\n\n"
+    chat = treeattn("chat", "--model", model, *arguments, *ORDER, stdin=f"Hello.\n{question}\n".encode())
+    assert chat.stdout.decode() == answer + "\n", (chat.stdout, answer)
+    count = len(text.encode())
+    assert f"a text of {count} tokens" in chat.stderr.decode(), (count, chat.stderr)
+
+
 def check_ends_of_answers(model, scratch):
-    """An answer is in the history as the template writes it, whichever token has ended it."""
+    """An answer is in the history as the template writes it, whatever has ended it."""
     other = scratch / "ends"
     shutil.copytree(model, other)
     config = json.loads((model / "config.json").read_text())
     config["eos_token_id"] = list(range(195, 259))  # not <|eot_id|>; the first token that is said is one of them
     (other / "config.json").write_text(json.dumps(config))
-    question = "x" * 5000  # too long: the refusal counts the tokens
-    message = "#{}#\n\n{}#"  # one byte for each token of the template
-    text = "#" + "".join(message.format(*one) for one in
-                         [("user", "Hello."), ("assistant", ""), ("user", question)]) + "#assistant#\n\n"
-    said = treeattn("chat", "--model", other, *ORDER, stdin=f"Hello.\n{question}\n".encode()).stderr.decode()
-    assert f"a text of {len(text)} tokens" in said, (len(text), said)
+    check_history("", other)
+    # A string of --stop, which nobody has seen, and which may begin with the answer.
+    whole = treeattn("chat", "--model", model, "--ignore-eos", "-n", 40, *ORDER, stdin=b"Hello.\n").stdout.decode()[:-1]
+    for at in (0, len(whole) // 2):
+        stop = whole[at:at + 4]
+        for ranks in (1, 3):
+            check_history(whole[:whole.index(stop)], model, "--ignore-eos", "-n", 40, "--stop", stop, "--ranks", ranks)
+    # The template's own token ends an answer also where the model does not name it.
+    config["eos_token_id"] = None
+    (other / "config.json").write_text(json.dumps(config))
+    warm = ["--temperature", "2", "--seed", "1", "-n", "1000", *ORDER]
+    named, unnamed, endless = (treeattn("chat", "--model", *chat, *warm, stdin=b"Hello.\n").stdout
+                               for chat in ([model], [other], [other, "--ignore-eos"]))
+    assert named == unnamed != endless, (named, unnamed, endless)
 
 
 def check_interrupted_chat(model):

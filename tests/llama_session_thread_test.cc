@@ -170,6 +170,21 @@ TEST(Session, StopsAtTokensStringsContextAndTheFlag) {
   EXPECT_EQ(stopped.tokens.back(), whole.tokens[30]);
   EXPECT_LE(stopped.tokens.size(), 31u);
 
+  // A special token is in no text; named as a string it ends one all the same.
+  GenerateOptions at_name = tokens_of(2000);
+  at_name.sampler.temperature = 1;
+  const auto drawn = [&](std::vector<std::string> stop) {
+    SessionRank rank(model, self_communicator(), &tokenizer);
+    at_name.stop = std::move(stop);
+    return rank.session.generate(random_tokens(20, 256, 9), at_name);
+  };
+  const std::vector<std::int32_t> hot = drawn({}).tokens;
+  const auto named = std::find(hot.begin(), hot.end(), testing_model::kEndHeader);
+  ASSERT_NE(named, hot.end());
+  const GenerateResult ended = drawn({"<|end_header_id|>"});
+  EXPECT_EQ(ended.reason, StopReason::kStopToken);
+  EXPECT_EQ(ended.tokens, std::vector(hot.begin(), named + 1));
+
   // A string that lies over several tokens, which are bytes here.
   ASSERT_GT(text.size(), 20u);
   std::size_t at = text.size() / 2;
@@ -295,24 +310,29 @@ TEST(Session, AnotherThreadHasToWait) {
   EXPECT_EQ(rank.session.tokens().size(), 105u);
 }
 
-// As for a template that ends an answer by another token.
-TEST(Session, TheLastTokenCanBeTakenBack) {
+// As for a template that ends an answer by another token, or an answer of which the end is not to be seen.
+TEST(Session, WhatWasSaidLastCanBeTakenBack) {
   const SmallModel model;
   const auto prompt = random_tokens(100, 301, 1), second = random_tokens(70, 301, 2);
   for (const int ranks : {1, 3}) {
     run_ranks(ranks, [&](std::shared_ptr<Communicator> world) {
       SessionRank rank(model, world, nullptr);
-      EXPECT_THROW(rank.session.forget_last_token(), InvalidArgument);
+      EXPECT_THROW(rank.session.shorten(-1), InvalidArgument);
       rank.session.generate(prompt, tokens_of(5));
-      std::vector<std::int32_t> want = rank.session.tokens();
-      want.pop_back();
-      rank.session.forget_last_token();
-      EXPECT_EQ(rank.session.tokens(), want);
-      EXPECT_THROW(rank.session.forget_last_token(), InvalidArgument);  // the model has read it
-      const auto answer = rank.session.generate(second, tokens_of(5)).tokens;
-      want.insert(want.end(), second.begin(), second.end());
-      want.insert(want.end(), answer.begin(), answer.end());
-      EXPECT_EQ(rank.session.tokens(), want);
+      const std::vector<std::int32_t> all = rank.session.tokens();
+      EXPECT_THROW(rank.session.shorten(106), InvalidArgument);
+      EXPECT_THROW(rank.session.shorten(99), InvalidArgument);  // a part of the prompt
+      for (const std::int64_t length : {104, 102, 100}) {       // the last token is not in the cache yet
+        rank.session.shorten(length);
+        EXPECT_EQ(rank.session.tokens(), std::vector(all.begin(), all.begin() + length));
+      }
+      // As if it had not been said.
+      const auto after = rank.session.generate(second, tokens_of(5)).tokens;
+      SessionRank other(model, world, nullptr);
+      other.session.generate(prompt, tokens_of(1));
+      other.session.shorten(100);
+      EXPECT_EQ(other.session.generate(second, tokens_of(5)).tokens, after);
+      EXPECT_EQ(rank.session.tokens(), other.session.tokens());
     });
   }
 }

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn chat: a conversation with a Llama 3 model. The cache keeps what was said; a turn adds only its own tokens.
 #include <fmt/format.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -33,31 +36,60 @@ struct ChatCommand {
 };
 
 // Instead of the length of a line.
-constexpr std::int64_t kEnd = -1, kUnreadable = -2;
+constexpr std::int64_t kEnd = -1, kUnreadable = -2, kNothingYet = -3;
 
-// The next line of the user, on every rank; nothing at the end. The one that speaks reads it: a person may take long.
-std::optional<std::string> next_line(const std::shared_ptr<Communicator>& world) {
-  constexpr Seconds kPatience{1e6};
-  const bool reads = world->rank() == 0;
-  std::string line;
-  std::int64_t length = kEnd;
-  if (reads) {
-    const bool asks = ::isatty(STDIN_FILENO) != 0;
-    if (asks) fmt::print("> ");
-    std::fflush(stdout);
-    if (std::getline(std::cin, line)) {
-      length = static_cast<std::int64_t>(line.size());
-    } else if (std::ferror(stdin) != 0) {
-      length = kUnreadable;
-    } else if (asks) {
-      fmt::print("\n");  // whoever reads the terminal next begins a line
+// Standard input, line by line.
+class Input {
+ public:
+  // The next line's length, or what there is instead: kNothingYet when it took longer than that.
+  std::int64_t next(std::string& line, Seconds within) {
+    constexpr double kMostMilliseconds = 1e9;
+    for (bool ended = false; !ended;) {
+      if (const std::size_t end = unread_.find('\n'); end != std::string::npos) {
+        line = unread_.substr(0, end);
+        unread_.erase(0, end + 1);
+        return static_cast<std::int64_t>(line.size());
+      }
+      pollfd input{STDIN_FILENO, POLLIN, 0};
+      const int waited = ::poll(&input, 1, static_cast<int>(std::min(within.count() * 1e3, kMostMilliseconds)));
+      if (waited == 0) return kNothingYet;
+      std::array<char, 4096> part{};
+      const ssize_t got = waited < 0 ? waited : ::read(STDIN_FILENO, part.data(), part.size());
+      if (got < 0 && errno != EINTR) return kUnreadable;
+      ended = got == 0;
+      unread_.append(part.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
     }
+    line = std::exchange(unread_, {});
+    return line.empty() ? kEnd : static_cast<std::int64_t>(line.size());
   }
-  world->broadcast(std::as_writable_bytes(std::span(&length, 1)), 0, kPatience);
+
+ private:
+  std::string unread_;
+};
+
+// The next line of the user, on every rank; nothing at the end. The one that speaks reads it. A person may take long:
+// other processes hear of that now and then, and so miss one that is gone. (Threads go with it. No deadline for them:
+// their process may be stopped for a while.)
+std::optional<std::string> next_line(const std::shared_ptr<Communicator>& world, Input& input) {
+  constexpr Seconds kLong{1e6};
+  const bool threads = world->transport() == "threads" || world->transport() == "self";
+  const bool reads = world->rank() == 0;
+  const bool asks = reads && ::isatty(STDIN_FILENO) != 0;
+  if (asks) fmt::print("> ");
+  if (reads) std::fflush(stdout);
+  std::string line;
+  std::int64_t length = kNothingYet;
+  while (length == kNothingYet) {
+    if (reads) length = input.next(line, threads ? kLong : world->deadline() / 4);
+    world->broadcast(std::as_writable_bytes(std::span(&length, 1)), 0, threads ? kLong : world->deadline());
+  }
   if (length == kUnreadable) throw BadFile("standard input cannot be read");
-  if (length == kEnd) return {};
+  if (length == kEnd) {
+    if (asks) fmt::print("\n");  // whoever reads the terminal next begins a line
+    return {};
+  }
   line.resize(static_cast<std::size_t>(length));
-  if (length > 0) world->broadcast(std::as_writable_bytes(std::span(line)), 0, kPatience);
+  if (length > 0) world->broadcast(std::as_writable_bytes(std::span(line)), 0);
   return line;
 }
 
@@ -72,16 +104,31 @@ std::string date_of_today(Communicator& world) {
   return date.data();
 }
 
+constexpr const char* kEndOfTurn = "<|eot_id|>";
+
 // The tokens that the conversation gains by these messages. Only the first turn begins the text, and has the date where
-// the template has one; the turn before is ended if the model did not end it itself.
+// the template has one; the turn before is ended if the model did not end it itself. cut: an answer that is not in the
+// text yet.
 std::vector<std::int32_t> turn_tokens(const model::Tokenizer& tokenizer, std::span<const model::ChatMessage> messages,
-                                      const std::string& date, std::span<const std::int32_t> so_far) {
+                                      const std::string& date, std::span<const std::int32_t> so_far,
+                                      const std::string& cut) {
   if (so_far.empty()) return model::chat_tokens(tokenizer, messages, true, date);
-  std::vector<std::int32_t> tokens = model::chat_tokens(tokenizer, messages, true);
-  tokens.erase(tokens.begin());
-  const std::optional<std::int32_t> end = tokenizer.find("<|eot_id|>");
-  if (end && so_far.back() != *end) tokens.insert(tokens.begin(), *end);
+  std::vector<std::int32_t> tokens = tokenizer.encode(cut);
+  const std::optional<std::int32_t> end = tokenizer.find(kEndOfTurn);
+  if (end && so_far.back() != *end) tokens.push_back(*end);
+  const std::vector<std::int32_t> turn = model::chat_tokens(tokenizer, messages, true);
+  tokens.insert(tokens.end(), turn.begin() + 1, turn.end());
   return tokens;
+}
+
+// Takes out of the text what ended an answer: templates end every one by the same token, and nobody has seen a string
+// of --stop. As that may begin within a token, such an answer is to be written again as it was shown, and is returned.
+std::string take_back_end(model::Session& session, const GenerateResult& answer, const std::string& shown) {
+  const auto length = static_cast<std::int64_t>(session.tokens().size());
+  if (answer.reason == StopReason::kStopToken) session.shorten(length - 1);
+  if (answer.reason != StopReason::kStopString) return {};
+  session.shorten(length - static_cast<std::int64_t>(answer.tokens.size()));
+  return shown;
 }
 
 int converse(const ChatCommand& options, const ModelPlan& plan, const model::ChatForm& form,
@@ -97,38 +144,51 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const model::Cha
     print_note(
         "treeattn: the chat_template is none of those published with Llama 3 to 3.3; messages are written as theirs\n");
   }
+  std::string cut;  // the last answer, where --stop ended it
   std::string date = options.date.empty() ? form.date : options.date;
   if (form.dated && date.empty()) date = date_of_today(*rank.world);
   catch_interrupt();
-  while (const auto line = next_line(session.llama().communicator())) {
+  Input input;
+  while (const auto line = next_line(session.llama().communicator(), input)) {
     if (line->find_first_not_of(" \t\r\v\f") == std::string::npos) continue;  // also where lines end in CR LF
-    RateProgress progress("reading", "tokens");
+    RateProgress reading("reading", "tokens"), recovery("recovering", "tokens");
+    const auto clear_progress = [&] {
+      reading.clear();
+      recovery.clear();
+    };
+    std::string shown;
     TextListener listener;
     listener.prefill = [&](std::int64_t done, std::int64_t total) {
-      if (speaks()) progress.update(done, total);
+      if (speaks()) reading.update(done, total);
+    };
+    listener.recovery = [&](std::int64_t done, std::int64_t total) {
+      if (speaks()) recovery.update(done, total);
     };
     listener.text = [&](std::string_view piece) {
+      shown += piece;
       if (!speaks()) return;
-      progress.clear();
+      clear_progress();
       print_text(piece);
     };
     catch_interrupt();  // a Ctrl-C from before the question is none for the answer
     messages.push_back({"user", *line});
+    GenerateResult answer;
     try {
       require_utf8("the message", *line);
-      const GenerateResult answer =
-          session.generate(turn_tokens(tokenizer, messages, date, session.tokens()), text, listener);
-      // Templates end every answer by the same token, whichever the model has said.
-      if (answer.reason == StopReason::kStopToken) session.forget_last_token();
-      messages.clear();  // they are in the cache now
+      answer = session.generate(turn_tokens(tokenizer, messages, date, session.tokens(), cut), text, listener);
     } catch (const InvalidArgument& error) {
       // Refused on every rank before any work: too long, or not UTF-8.
       if (speaks()) print_note("treeattn: {}\n", error.what());
       messages.pop_back();
       continue;
     }
-    progress.clear();  // nothing may have been said
-    if (speaks()) fmt::print("\n");
+    messages.clear();  // they are in the cache now
+    cut = take_back_end(session, answer, shown);
+    clear_progress();  // nothing may have been said
+    if (speaks()) {
+      print_text("\n");
+      print_losses(answer.stats);
+    }
     catch_interrupt();  // Ctrl-C ends an answer, not the conversation
   }
   return kOk;
@@ -153,6 +213,8 @@ int run(const ChatCommand& options) {
   require_utf8("--date", options.date);
   base::require(options.date.empty() || form.dated,
                 "--date is \"{}\"; accepted: none for this model, whose chat_template has no date", options.date);
+  // Not every model names the token among its own.
+  if (!text.ignore_eos) text.stop_tokens.push_back(*plan.model.tokenizer->find(kEndOfTurn));
   text.interrupt = &interrupt_flag();
   const std::int64_t room = std::min<std::int64_t>(plan.model.config.context, 8192);
   return run_model(plan, room, [&](const ModelRank& rank) { return converse(options, plan, form, text, rank); });

@@ -113,7 +113,7 @@ class Voice {
     if (!speaks()) return;
     print_text(options_.json ? json(result) + "\n" : "\n");
     if (options_.stats) print_stats(result);
-    for (const int lost : result.stats.lost) print_note("treeattn: went on without rank {}\n", lost);
+    print_losses(result.stats);
   }
 
  private:

@@ -120,7 +120,8 @@ void SamplingOptions::add_to(CommandLine& app, const char* default_max_tokens) {
   text("--min-p", min_p, "Choose among those with at least this much of the most likely one's (default 0)", "X");
   text("--repetition-penalty", repetition_penalty, "Makes what was said before less likely (default 1)", "X");
   text("--seed", seed, "Of the draws (default 0)", "N");
-  app.add_option("--stop", stop, "End the text before this string; may be given several times")
+  app.add_option("--stop", stop,
+                 "End the text before this string, or at the special token of this name; may be given several times")
       ->one_at_a_time()  // what comes after it may be the prompt
       ->type_name("TEXT")
       ->group("Text");

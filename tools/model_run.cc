@@ -18,6 +18,7 @@
 #include "kernels/cuda/ranks/rank_device.h"
 #include "launched_ranks.h"
 #include "model/weights.h"
+#include "notes.h"
 #include "parallel/agree.h"
 #include "rate_progress.h"
 #include "table.h"
@@ -134,6 +135,10 @@ int run_threads(const ModelPlan& plan, std::int64_t tokens, const std::function<
 }
 
 }  // namespace
+
+void print_losses(const GenerateStats& stats) {
+  for (const int lost : stats.lost) print_note("treeattn: went on without rank {}\n", lost);
+}
 
 double read_gb_s(int gpu, const std::vector<int>& processors) {
   if (gpu >= 0) return kernels::cuda::RankDevice(gpu).read_bandwidth(std::size_t{2} << 30);

@@ -31,6 +31,9 @@ struct ModelRank {
 // largest of what the bodies return.
 int run_model(const ModelPlan& plan, std::int64_t tokens, const std::function<int(const ModelRank&)>& body);
 
+// Says which ranks were lost while a text was made.
+void print_losses(const GenerateStats& stats);
+
 // GB/s that these processors, or this GPU (negative: none), read at best: what a token is held against.
 double read_gb_s(int gpu, const std::vector<int>& processors);
 

@@ -60,7 +60,8 @@ struct TokenChoice {
 struct GenerateOptions {
   std::int64_t max_tokens = 256;
   SamplerOptions sampler{};
-  std::vector<std::string> stop{};               // the text ends before the first of them; needs a tokenizer
+  std::vector<std::string> stop{};               // the text ends before the first of them; needs a tokenizer. Special
+                                                 // tokens are not in the text; the name of one stands for it
   std::vector<std::int32_t> stop_tokens{};       // beside the model's own; of its vocabulary
   bool ignore_eos = false;                       // the model's own do not end the text
   bool recover = false;                          // go on without ranks that are lost

@@ -56,6 +56,7 @@ class Session::Generating {
 struct Session::Call {
   const GenerateOptions& options;
   const TextListener& listener;
+  const std::vector<std::int32_t> last_tokens;  // any of them ends the text
   StopScanner scanner;
   std::optional<TextStream> stream;
   std::size_t begin = 0;  // of the answer in known_
@@ -102,12 +103,21 @@ void Session::check(std::span<const std::int32_t> prompt, const GenerateOptions&
   for (const std::string& stop : options.stop) base::require(!stop.empty(), "a stop string is empty; accepted: a text");
 }
 
-// All that decides what the ranks do, and when they end.
-std::vector<parallel::Given> Session::given(std::span<const std::int32_t> prompt,
-                                            const GenerateOptions& options) const {
-  const SamplerOptions& sampler = options.sampler;
+// Those that end a text. A special token is not written into it, so one that is named as a string is among them.
+std::vector<std::int32_t> Session::last_tokens(const GenerateOptions& options) const {
   std::vector<std::int32_t> last = options.stop_tokens;
   if (!options.ignore_eos) last.insert(last.end(), llama_->config().eos.begin(), llama_->config().eos.end());
+  for (const std::string& stop : options.stop) {
+    const auto named = tokenizer_ ? tokenizer_->find(stop) : std::nullopt;
+    if (named && tokenizer_->is_special(*named)) last.push_back(*named);
+  }
+  return last;
+}
+
+// All that decides what the ranks do, and when they end.
+std::vector<parallel::Given> Session::given(std::span<const std::int32_t> prompt, const GenerateOptions& options,
+                                            std::span<const std::int32_t> last) const {
+  const SamplerOptions& sampler = options.sampler;
   return {
       {"shape of the model", shape_digest(llama_->config())},
       {"context of the model", digest(llama_->config().context)},
@@ -123,7 +133,7 @@ std::vector<parallel::Given> Session::given(std::span<const std::int32_t> prompt
       {"repetition_penalty", digest(sampler.repetition_penalty)},
       {"seed", digest(sampler.seed)},
       {"stop strings", base::crc32c_of_texts(options.stop)},
-      {"tokens that end the text", digest(std::span<const std::int32_t>(last))},
+      {"tokens that end the text", digest(last)},
       {"recover", digest(options.recover)},
   };
 }
@@ -131,12 +141,12 @@ std::vector<parallel::Given> Session::given(std::span<const std::int32_t> prompt
 GenerateResult Session::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,
                                  const TextListener& listener, std::string refusal) {
   const Generating scope(*generating_);
-  Call call{options, listener, StopScanner(options.stop), {}, 0, 0, Clock::now(), {}};
+  Call call{options, listener, last_tokens(options), StopScanner(options.stop), {}, 0, 0, Clock::now(), {}};
   if (tokenizer_) call.stream.emplace(*tokenizer_);
   while (!in_step_) without_loss(call, [] {});  // the call before ended on the way
   if (refusal.empty()) refusal = parallel::failure_of([&] { check(prompt, options); });
   if (!refusal.empty()) prompt = {};  // may be no memory at all
-  const std::vector<parallel::Given> asked = given(prompt, options);
+  const std::vector<parallel::Given> asked = given(prompt, options, call.last_tokens);
   ++calls_;
   // Nothing is computed before all have passed this once, so ranks that were asked for different things can go back to
   // where they were.
@@ -236,8 +246,7 @@ bool Session::next_token(Call& call) {
   call.last = Clock::now();
   if (call.listener.logits) call.listener.logits(logits_);
   if (call.listener.token) call.listener.token(choice);
-  const bool ends = (!options.ignore_eos && contains(llama_->config().eos, choice.token)) ||
-                    contains(options.stop_tokens, choice.token);
+  const bool ends = contains(call.last_tokens, choice.token);
   // Models may have more tokens than their tokenizer has names for.
   const bool has_text = call.stream && !ends && choice.token < tokenizer_->vocab();
   if (has_text) call.show(call.scanner.next(call.stream->next(choice.token)));
@@ -285,11 +294,12 @@ void Session::get_in_step(Call& call) {
   llama_->truncate(sequence_, last.first);
 }
 
-void Session::forget_last_token() {
-  base::require(
-      static_cast<std::int64_t>(known_.size()) > std::max(prompt_end_, llama_->transcript(sequence_).length()),
-      "the last token is in the cache or of a prompt; accepted: one that was said last");
-  known_.pop_back();
+void Session::shorten(std::int64_t length) {
+  const auto known = static_cast<std::int64_t>(known_.size());
+  base::require(length >= prompt_end_ && length <= known, "length = {}; accepted: {} to {}, behind the last prompt",
+                length, prompt_end_, known);
+  known_.resize(static_cast<std::size_t>(length));
+  if (llama_->transcript(sequence_).length() > length) llama_->truncate(sequence_, length);
 }
 
 void Session::save(const std::filesystem::path& directory) const {

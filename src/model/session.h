@@ -30,8 +30,8 @@ class Session {
                           const TextListener& listener = {}, std::string refusal = {});
 
   const std::vector<std::int32_t>& tokens() const { return known_; }
-  // Takes back the token that ended an answer, which is not in the cache yet. On every rank.
-  void forget_last_token();
+  // Takes back what was said behind the first `length` tokens; prompts stay. On every rank.
+  void shorten(std::int64_t length);
   Llama& llama() { return *llama_; }
   // Collective.
   void save(const std::filesystem::path& directory) const;
@@ -43,7 +43,9 @@ class Session {
   struct Call;
   class Generating;
   void check(std::span<const std::int32_t> prompt, const GenerateOptions& options) const;
-  std::vector<parallel::Given> given(std::span<const std::int32_t> prompt, const GenerateOptions& options) const;
+  std::vector<std::int32_t> last_tokens(const GenerateOptions& options) const;
+  std::vector<parallel::Given> given(std::span<const std::int32_t> prompt, const GenerateOptions& options,
+                                     std::span<const std::int32_t> last) const;
   bool catch_up(const Call& call);
   bool next_token(Call& call);
   template <class Step>
