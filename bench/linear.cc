@@ -101,7 +101,7 @@ void bench(DType dtype, ModelOps& ops, ThreadPool& pool, treeattn::base::ReadBan
     pass_seconds(ops, weights, x.data(), 1, y.data());
     for (int repeat = 0; repeat < kRepeats; ++repeat) {
       rates.push_back(gigabytes / pass_seconds(ops, weights, x.data(), 1, y.data()));
-      limits.push_back(probe.measure(pool, 1).best);
+      limits.push_back(probe.measure(pool, 1));
       ratios.push_back(rates.back() / limits.back());
     }
     const auto best = [](const std::vector<double>& v) { return *std::max_element(v.begin(), v.end()); };

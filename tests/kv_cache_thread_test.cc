@@ -11,10 +11,10 @@
 #include <numeric>
 
 #include "base/checksum.h"
-#include "base/memory_meter.h"
 #include "kv_mirror.h"
 #include "parallel/agree.h"
 #include "parallel/kv_format.h"
+#include "resident_bytes.h"
 #include "thinning.h"
 #include "treeattn/error.h"
 
@@ -135,16 +135,16 @@ TEST(KvCacheRanks, MemoryFollowsTheShares) {
     const std::size_t whole = std::size_t{kTokens} * 64 * 2 * 4;
     EXPECT_EQ(cache.allocated_bytes(), whole / 4);
     world->barrier();
-    const std::size_t before = base::resident_bytes();
+    const std::size_t before = resident_bytes();
     world->barrier();
     cache.rebalance(std::vector<double>{0, 0, 0, 1});
     EXPECT_EQ(cache.allocated_bytes(), world->rank() == 3 ? whole : 0);
     world->barrier();
-    const std::size_t moved = base::resident_bytes();
+    const std::size_t moved = resident_bytes();
     world->barrier();
     cache.drop(id);
     world->barrier();
-    const std::size_t dropped = base::resident_bytes();
+    const std::size_t dropped = resident_bytes();
     world->barrier();
     if (world->rank() != 0) return;
     std::printf("whole %zu MiB; resident before %zu, after the move %zu, after the drop %zu MiB\n", whole >> 20,

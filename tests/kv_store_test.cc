@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "address_limit.h"
-#include "base/memory_meter.h"
 #include "base/virtual_memory.h"
 #include "kv_mirror.h"
 #include "parallel/kv_memory.h"
 #include "parallel/kv_pool.h"
 #include "plan/tree_order.h"
+#include "resident_bytes.h"
 #include "treeattn/attention.h"
 #include "treeattn/error.h"
 
@@ -91,12 +91,12 @@ TEST(VirtualMemory, GrowsInPlaceAndGivesBack) {
   EXPECT_EQ(data[9999], std::byte{7});
   EXPECT_EQ(data[(std::size_t{64} << 20) - 1], std::byte{0});
   std::fill_n(data, std::size_t{64} << 20, std::byte{1});
-  const std::size_t before = base::resident_bytes();
+  const std::size_t before = resident_bytes();
   memory.discard(100, (std::size_t{32} << 20) - 100);  // the first page of the kernel is not whole
   EXPECT_EQ(data[4095], std::byte{1});
   EXPECT_EQ(data[std::size_t{16} << 20], std::byte{0});
   EXPECT_EQ(data[std::size_t{32} << 20], std::byte{1});
-  EXPECT_LT(base::resident_bytes() + (std::size_t{24} << 20), before);
+  EXPECT_LT(resident_bytes() + (std::size_t{24} << 20), before);
   base::VirtualMemory moved = std::move(memory);
   EXPECT_EQ(moved.data(), data);
   EXPECT_EQ(memory.data(), nullptr);  // NOLINT: what a moved-from one promises
@@ -246,15 +246,15 @@ TEST(KvStore, MemoryGoesBackToTheKernel) {
   const SequenceId kept = fill();
   const std::size_t one = cache.allocated_bytes();
   EXPECT_EQ(one, std::size_t{800} * 64 * 8 * 40 * 4);
-  const std::size_t base = base::resident_bytes();
+  const std::size_t base = resident_bytes();
   const SequenceId dropped = fill();
-  EXPECT_GT(base::resident_bytes(), base + one * 9 / 10);
+  EXPECT_GT(resident_bytes(), base + one * 9 / 10);
   cache.drop(dropped);
   EXPECT_EQ(cache.allocated_bytes(), one);
-  EXPECT_LT(base::resident_bytes(), base + one / 10);
+  EXPECT_LT(resident_bytes(), base + one / 10);
   for (std::int64_t length = kTokens; length >= 0; length -= 64) cache.truncate(kept, length);  // page by page
   EXPECT_EQ(cache.allocated_bytes(), 0u);
-  EXPECT_LT(base::resident_bytes(), base - one * 8 / 10);
+  EXPECT_LT(resident_bytes(), base - one * 8 / 10);
 }
 
 TEST(KvStore, ViewsForTheKernels) {

@@ -12,15 +12,36 @@
 #include <cstdlib>
 #include <new>
 
-#include "base/memory_meter.h"
-
 namespace treeattn::tools {
 
 namespace {
 
+// Counts bytes handed to it. Thread-safe. What is removed may have been there before the count began: differences of
+// figures hold all the same.
+class AllocationMeter {
+ public:
+  void add(std::size_t bytes) {
+    const auto more = static_cast<std::ptrdiff_t>(bytes);
+    const std::ptrdiff_t now = current_.fetch_add(more, std::memory_order_relaxed) + more;
+    std::ptrdiff_t peak = peak_.load(std::memory_order_relaxed);
+    while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+    }
+  }
+  void remove(std::size_t bytes) { current_.fetch_sub(static_cast<std::ptrdiff_t>(bytes), std::memory_order_relaxed); }
+  // Starts the peak again from what is allocated now.
+  void reset_peak() { peak_.store(current_.load(std::memory_order_relaxed), std::memory_order_relaxed); }
+
+  std::size_t current() const { return static_cast<std::size_t>(current_.load(std::memory_order_relaxed)); }
+  std::size_t peak() const { return static_cast<std::size_t>(peak_.load(std::memory_order_relaxed)); }
+
+ private:
+  std::atomic<std::ptrdiff_t> current_{0};
+  std::atomic<std::ptrdiff_t> peak_{0};
+};
+
 // Usable from the first new to the last delete.
 constinit std::atomic<bool> watched{false};
-constinit base::AllocationMeter meter;
+constinit AllocationMeter meter;
 
 void count_new(std::size_t bytes) {
   if (watched.load(std::memory_order_relaxed)) meter.add(bytes);

@@ -12,6 +12,7 @@
 
 #include "base/half.h"
 #include "base/mix.h"
+#include "base/round_up.h"
 
 namespace treeattn::tools {
 namespace {
@@ -61,8 +62,6 @@ void copy_values(const std::uint16_t* index, std::size_t n, const std::byte* tab
   for (std::size_t i = 0; i < n; ++i) std::memcpy(out + i * kSize, table + index[i] * kSize, kSize);
 }
 
-std::size_t round_to_line(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 }  // namespace
 
 TokenMaker::TokenMaker(DType dtype, std::int64_t heads, std::int64_t head_dim, std::uint64_t seed)
@@ -110,11 +109,11 @@ std::size_t cold_sets(const Shape& shape, std::size_t last_cache_bytes) {
   const std::size_t bytes = shape.kv_bytes();
   if (bytes >= 4 * last_cache_bytes) return 1;
   const std::size_t total = std::max(kEnough, 4 * last_cache_bytes);
-  return (total + bytes - 1) / bytes;
+  return base::divide_up(total, bytes);
 }
 
 std::int64_t BenchData::pages_of(const Shape& shape, std::int64_t sequence) {
-  return (shape.length(sequence) + shape.page_tokens - 1) / shape.page_tokens;
+  return base::divide_up(shape.length(sequence), shape.page_tokens);
 }
 
 std::int64_t BenchData::all_pages(const Shape& shape) {
@@ -129,7 +128,8 @@ std::size_t BenchData::set_rows(const Shape& shape) {
 }
 
 std::size_t BenchData::set_bytes(const Shape& shape) {
-  return round_to_line(set_rows(shape) * static_cast<std::size_t>(shape.head_dim) * dtype_size(shape.dtype));
+  const std::size_t row_bytes = static_cast<std::size_t>(shape.head_dim) * dtype_size(shape.dtype);
+  return base::round_up(set_rows(shape) * row_bytes, base::Buffer::kLine);
 }
 
 std::size_t BenchData::bytes(const Shape& shape, std::size_t sets) {
@@ -196,7 +196,7 @@ void BenchData::fill(const TokenMaker& maker, TokenMaker::Part part, base::Buffe
   };
   const std::int64_t sequences = static_cast<std::int64_t>(sets_) * shape_.batch;
   const std::int64_t longest = std::max(shape_.tokens, columns_ * shape_.page_tokens);
-  const std::int64_t tasks = (longest + kTokensPerTask - 1) / kTokensPerTask;
+  const std::int64_t tasks = base::divide_up(longest, kTokensPerTask);
   pool.run(static_cast<std::size_t>(sequences * tasks), [&](std::size_t task, int) {
     const std::int64_t sequence = static_cast<std::int64_t>(task) / tasks;
     const std::int64_t first = static_cast<std::int64_t>(task) % tasks * kTokensPerTask;

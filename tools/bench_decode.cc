@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/round_up.h"
 #include "command.h"
 #include "decode_run.h"
 #include "device_option.h"
@@ -96,7 +97,7 @@ DecodeSetup setup_for(const Plan& plan, const Shape& shape, int cores) {
   setup.order = plan.order;
   if (setup.order.placement == Placement::kContiguous) {
     const std::int64_t chunk = setup.order.chunk_tokens, piece = chunk * setup.order.branches;
-    setup.order.branch_tokens = (shape.tokens + piece - 1) / piece * chunk;
+    setup.order.branch_tokens = base::divide_up(shape.tokens, piece) * chunk;
   }
   setup.strategies = plan.strategies;
   setup.device = plan.device;
@@ -160,11 +161,7 @@ class Report {
 
   void print_json(const DecodeLine& line, std::string_view name) const {
     const Shape& shape = setup_.shape;
-    const auto ranks = static_cast<std::uint64_t>(ranks_of(line));
-    const auto per_rank = [&](std::uint64_t bytes) -> nlohmann::ordered_json {
-      if (bytes % ranks == 0) return bytes / ranks;
-      return static_cast<double>(bytes) / static_cast<double>(ranks);
-    };
+    const int ranks = ranks_of(line);
     nlohmann::ordered_json out;
     out["transport"] = is_one_rank(line) ? "self" : result_.transport;
     out["ranks"] = ranks;
@@ -178,8 +175,8 @@ class Report {
     out["ms"] = line.ms;
     out["reduce_ms"] = line.reduce_ms;
     out["steps"] = line.steps;
-    out["bytes_sent"] = per_rank(line.bytes);
-    out["formula_bytes_sent"] = per_rank(line.formula_bytes);
+    out["bytes_sent"] = per_rank(line.bytes, ranks);
+    out["formula_bytes_sent"] = per_rank(line.formula_bytes, ranks);
     out["peak_bytes"] = line.peak_bytes;
     out["formula_peak_bytes"] = line.formula_peak_bytes;
     out["out_hash"] = fmt::format("{:016x}", line.out_hash);
@@ -306,7 +303,7 @@ int run_threads(const BenchDecodeOptions& options, const Plan& plan) {
   const int ranks = plan.rank_count > 0 ? plan.rank_count : 4;
   Outcome outcome;
   for (const Shape& shape : plan.shapes) {
-    const DecodeSetup setup = setup_for(plan, shape, std::max(1, ThreadPool::available_cores() / ranks));
+    const DecodeSetup setup = setup_for(plan, shape, cores_of_thread(ranks));
     DecodeResult result;
     run_ranks(
         ranks,

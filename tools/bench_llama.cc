@@ -7,11 +7,11 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "allocation_counter.h"
@@ -94,9 +94,9 @@ std::vector<std::int64_t> parse_lengths(const std::string& given, const char* us
   return out;
 }
 
-Setup make_setup(const BenchLlamaOptions& options) {
+Setup make_setup(const BenchLlamaOptions& options, ModelPlan plan) {
   Setup setup;
-  setup.plan = make_model_plan(options.model);
+  setup.plan = std::move(plan);
   std::int64_t& context = setup.plan.model.config.context;
   // Random numbers were trained for no length: the paper's tables go up to 256k with a shape of 128k.
   if (setup.plan.model.directory.empty()) context = kLongestOfRandom;
@@ -154,8 +154,7 @@ class RankBench {
     text.max_tokens = setup_.new_tokens;
     text.ignore_eos = true;
     const RankPeak peak(world_);
-    model::Session session(
-        std::make_unique<model::Llama>(rank_.model.weights, rank_.world, rank_.ops, rank_.pool, options), nullptr);
+    model::Session session(rank_.make_llama(options), nullptr);
     const GenerateResult result = session.generate(prompt, text);
     const std::size_t heap = peak.bytes();
     const double first = parallel::largest_of_ranks(world_, result.stats.first_token_seconds);
@@ -315,14 +314,14 @@ StepsBench steps_bench(const BenchLlamaOptions& options, ModelPlan plan) {
 }
 
 int run(const BenchLlamaOptions& options) {
-  if (ModelPlan plan = make_model_plan(options.model);
-      options.steps || (plan.device.on_gpu() && plan.rank_count <= 1)) {
+  ModelPlan plan = make_model_plan(options.model);
+  if (options.steps || (plan.device.on_gpu() && plan.rank_count <= 1)) {
     base::require(plan.rank_count <= 1, "--steps with --ranks {}; accepted: 1", plan.rank_count);
     base::require(options.runs.empty(), "--runs is {}; accepted: only without --steps", options.runs);
     return bench_llama_steps(steps_bench(options, std::move(plan)));
   }
   base::require(options.batch.empty(), "--batch is {}; accepted: only with --steps", options.batch);
-  const Setup setup = make_setup(options);
+  const Setup setup = make_setup(options, std::move(plan));
   const std::int64_t longest = *std::max_element(setup.tokens.begin(), setup.tokens.end()) + setup.new_tokens;
   return run_model(setup.plan, longest, [&](const ModelRank& rank) {
     const std::vector<Line> lines = RankBench(setup, rank).run();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench_llama_steps.h"
-#include "base/machine.h"
 
 #include <fmt/format.h>
 
@@ -10,10 +9,11 @@
 #include <optional>
 #include <string>
 
-#include "base/available_memory.h"
 #include "base/check.h"
+#include "base/machine.h"
 #include "base/timing.h"
 #include "command.h"
+#include "device_option.h"
 #include "json_line.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "model/activations.h"
@@ -98,7 +98,6 @@ class StepsRun {
   void measure_parts(std::int64_t batch) {
     kernels::ModelOps& ops = rank_.ops;
     const model::Activations act(ops, config_, batch);
-    const float eps = static_cast<float>(config_.rms_eps);
     ops.begin({kernels::Pass::kDecode, {}, {}, {}});
     const auto limit = [&](std::initializer_list<const kernels::WeightMatrix*> matrices) {
       double bytes = 0;
@@ -106,32 +105,34 @@ class StepsRun {
       return bytes / read_ * 1e-9;
     };
     const model::LayerWeights& w = rank_.model.weights->layers().front();
-    add("q, k, v", 0, batch, seconds_a_layer([&](const model::LayerWeights& layer) {
-          const kernels::Projection qkv[] = {{layer.q, act.q.get()}, {layer.k, act.k.get()}, {layer.v, act.v.get()}};
-          ops.norm_linear(act.x.get(), layer.attention_norm, eps, batch, act.normed.get(), qkv);
-        }),
+    add("q, k, v", 0, batch, seconds_a_layer([&](const model::LayerWeights& layer) { project(layer, act); }),
         limit({&w.q, &w.k, &w.v}));
-    add("o", 0, batch, seconds_a_layer([&](const model::LayerWeights& layer) {
-          ops.linear(layer.o, act.attended.get(), batch, act.x.get(), true);
-        }),
+    add("o", 0, batch, seconds_a_layer([&](const model::LayerWeights& layer) { add_attended(layer, act); }),
         limit({&w.o}));
-    add("feed-forward", 0, batch, seconds_a_layer([&](const model::LayerWeights& layer) {
-          ops.feed_forward({layer.feed_forward_norm, eps, layer.gate, layer.up, layer.down, act.normed.get(),
-                            act.gate_up.get(), act.activated.get()},
-                           batch, act.x.get());
-        }),
+    add("feed-forward", 0, batch, seconds_a_layer([&](const model::LayerWeights& layer) { feed_forward(layer, act); }),
         limit({&w.gate, &w.up, &w.down}));
   }
 
-  std::unique_ptr<model::Llama> make_llama() const {
-    return std::make_unique<model::Llama>(rank_.model.weights, rank_.world, rank_.ops, rank_.pool, bench_.plan.llama);
+  // The parts of a layer beside attention, of all rows that the activations have room for.
+  float eps() const { return static_cast<float>(config_.rms_eps); }
+  void project(const model::LayerWeights& layer, const model::Activations& act) {
+    const kernels::Projection qkv[] = {{layer.q, act.q.get()}, {layer.k, act.k.get()}, {layer.v, act.v.get()}};
+    rank_.ops.norm_linear(act.x.get(), layer.attention_norm, eps(), act.rows, act.normed.get(), qkv);
+  }
+  void add_attended(const model::LayerWeights& layer, const model::Activations& act) {
+    rank_.ops.linear(layer.o, act.attended.get(), act.rows, act.x.get(), true);
+  }
+  void feed_forward(const model::LayerWeights& layer, const model::Activations& act) {
+    rank_.ops.feed_forward({layer.feed_forward_norm, eps(), layer.gate, layer.up, layer.down, act.normed.get(),
+                            act.gate_up.get(), act.activated.get()},
+                           act.rows, act.x.get());
   }
 
   // What is left beside the weights must hold the cache of all sequences; says so where it does not.
   bool has_room(std::int64_t batch, std::int64_t tokens) const {
     const std::size_t cache = model::memory_need(config_, bench_.plan.llama, bench_.plan.weights, tokens, 1).cache;
     const std::size_t needed = cache * static_cast<std::size_t>(batch);
-    const std::size_t available = (device_ ? free_gpu_memory(rank_.ops.gpu()) : base::available_memory()) / 10 * 9;
+    const std::size_t available = usable_memory(rank_.ops.gpu());
     if (available == 0 || needed <= available) return true;  // 0: unknown
     print_note("skipped {} with {}: needs {} of cache, {} of memory can be used\n", format_count(batch, "sequence"),
                format_count(tokens, "token"), format_bytes(needed), format_bytes(available));
@@ -141,7 +142,7 @@ class StepsRun {
   void measure_steps(std::int64_t batch, std::int64_t tokens) {
     constexpr std::int64_t kWarmUp = 4;  // done as it is, recorded, and twice repeated
     tokens = std::min(tokens, config_.context - bench_.new_tokens - kWarmUp);
-    const auto llama = make_llama();
+    const auto llama = rank_.make_llama(bench_.plan.llama);
     std::vector<SequenceId> ids;
     for (std::int64_t i = 0; i < batch; ++i) {
       ids.push_back(llama->add_sequence());
@@ -172,19 +173,15 @@ class StepsRun {
                                              static_cast<std::size_t>(config_.vocab * config_.hidden));
     {
       const model::Activations act(ops, config_, rows);
-      const float eps = static_cast<float>(config_.rms_eps);
       ops.begin({kernels::Pass::kPrefill, {}, {}, {}});
       const double seconds = seconds_a_layer([&](const model::LayerWeights& layer) {
-        const kernels::Projection qkv[] = {{layer.q, act.q.get()}, {layer.k, act.k.get()}, {layer.v, act.v.get()}};
-        ops.norm_linear(act.x.get(), layer.attention_norm, eps, rows, act.normed.get(), qkv);
-        ops.linear(layer.o, act.attended.get(), rows, act.x.get(), true);
-        ops.feed_forward({layer.feed_forward_norm, eps, layer.gate, layer.up, layer.down, act.normed.get(),
-                          act.gate_up.get(), act.activated.get()},
-                         rows, act.x.get());
+        project(layer, act);
+        add_attended(layer, act);
+        feed_forward(layer, act);
       });
       add("matrices of a prompt", rows, 1, seconds * static_cast<double>(config_.layers), flops / product_ * 1e-12);
     }
-    const auto llama = make_llama();
+    const auto llama = rank_.make_llama(bench_.plan.llama);
     const std::vector<std::int32_t> prompt(static_cast<std::size_t>(rows), 1);
     std::vector<float> logits(static_cast<std::size_t>(config_.vocab));
     double best = 0;

@@ -9,12 +9,12 @@
 
 #include "allocation_counter.h"
 #include "attention_bench.h"
-#include "base/available_memory.h"
 #include "base/fma_peak.h"
 #include "base/machine.h"
 #include "base/read_bandwidth.h"
 #include "base/timing.h"
 #include "bench_data.h"
+#include "device_option.h"
 #include "kernels/cpu/dispatch.h"
 #include "table.h"
 #include "treeattn/attention.h"
@@ -39,7 +39,7 @@ class CpuBench final : public AttentionBench {
 
   std::string lack(const Shape& shape) const override {
     const std::size_t needed = BenchData::bytes(shape, sets(shape));
-    const std::size_t room = base::available_memory() / 10 * 9;
+    const std::size_t room = usable_memory(KvCache::kHost);
     if (room == 0 || needed <= room) return "";
     return fmt::format("needs {}, {} of memory can be used", format_bytes(needed), format_bytes(room));
   }
@@ -98,7 +98,7 @@ class CpuBench final : public AttentionBench {
   // What the machine can do at best, at this moment, for as long as a call takes (2 s at most).
   Limits limits(const Shape& shape, double call_seconds) {
     Limits out;
-    out.gb_s = probe_.measure(pool_, kLeastRepeats).best;
+    out.gb_s = probe_.measure(pool_, kLeastRepeats);
     if (!is_prefill(shape)) return out;
     const kernels::CpuTarget& target = kernels::active_target();
     out.gflops = base::fma_peak_gflops(

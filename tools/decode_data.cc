@@ -228,7 +228,6 @@ DecodeReference reference_decode(const KvCache& cache, std::span<const SequenceI
   }
 
   DecodeReference reference;
-  reference.largest_value = *std::max_element(largest.begin(), largest.end());
   Communicator& world = *cache.communicator();
   world.allreduce(std::as_writable_bytes(std::span(states)), doubles * sizeof(double),
                   [&](std::byte* lower, const std::byte* higher, std::size_t count) {
@@ -237,8 +236,7 @@ DecodeReference reference_decode(const KvCache& cache, std::span<const SequenceI
                                   reinterpret_cast<const double*>(higher) + i * doubles, doubles);
                     }
                   });
-  parallel::combine_over_ranks(world, std::span(&reference.largest_value, 1),
-                               [](double a, double b) { return std::max(a, b); });
+  reference.largest_value = parallel::largest_of_ranks(world, *std::max_element(largest.begin(), largest.end()));
   for (std::size_t r = 0; r < rows; ++r) {
     const double* state = states.data() + r * doubles;
     for (std::size_t i = 0; i < v_dim; ++i) reference.out.push_back(state[2 + i] / state[1]);

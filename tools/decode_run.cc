@@ -31,9 +31,8 @@ constexpr int kLeastRepeats = 5, kMostRepeats = 1000;
 constexpr int kLeastRingRepeats = 2, kMostRingRepeats = 5;
 constexpr int kReduceRepeats = 51, kQuickReduceRepeats = 21;
 
-template <class T>
-void max_of_ranks(Communicator& world, std::span<T> values) {
-  parallel::combine_over_ranks(world, values, parallel::larger<T>);
+void max_of_ranks(Communicator& world, std::span<double> values) {
+  parallel::combine_over_ranks(world, values, parallel::larger<double>);
 }
 
 std::uint64_t sum_of_ranks(Communicator& world, std::uint64_t value) {
@@ -69,15 +68,6 @@ struct Entry {
   std::vector<double> seconds, attending, reducing;
 };
 
-// Which of the ranks of its node a rank is.
-int rank_on_node(const Communicator& world) {
-  int place = 0;
-  for (int r = 0; r < world.rank(); ++r) place += world.node_of(r) == world.node_of(world.rank()) ? 1 : 0;
-  return place;
-}
-
-int gpu_of(const Communicator& world, const Device& device) { return device.gpu_of_rank(rank_on_node(world)); }
-
 // K and V of the ranks that share this memory, of a host or of a GPU, on a host their results as well, and what is free
 // in it. The ring holds another share.
 struct Room {
@@ -89,21 +79,16 @@ struct Room {
 
 Room room_of(const Communicator& world, const DecodeSetup& setup) {
   const Device& device = setup.device;
-  const int gpu = gpu_of(world, device);
-  std::size_t sharing = 0;
-  int place = 0;
-  for (int r = 0; r < world.size(); ++r) {
-    if (world.node_of(r) == world.node_of(world.rank())) sharing += device.gpu_of_rank(place++) == gpu ? 1 : 0;
-  }
+  const RankPlace place = place_of_rank(world, device);
   Room room;
-  room.where = device.on_gpu() ? fmt::format("on GPU {}", gpu) : "a host";
+  room.where = device.on_gpu() ? fmt::format("on GPU {}", place.gpu) : "a host";
   // A cache has whole pages, and the first ones of all sequences are on the same rank.
   const std::int64_t chunk = setup.order.chunk_tokens;
   Shape first = setup.shape, whole = setup.shape;
   first.tokens = chunk;
   whole.tokens = base::round_up(whole.tokens, chunk);
   const auto number = [](std::size_t bytes) { return static_cast<double>(bytes); };  // whose sums do not wrap round
-  const double first_pages = number(first.kv_bytes()), ranks = number(sharing);
+  const double first_pages = number(first.kv_bytes()), ranks = place.sharing;
   const double share = std::max(first_pages, number(whole.kv_bytes()) / world.size() * ranks);
   double tree = share + first_pages;  // the cache whose reductions are timed has first pages only
   if (!device.on_gpu()) {
@@ -115,7 +100,7 @@ Room room_of(const Communicator& world, const DecodeSetup& setup) {
   room.ring = static_cast<std::size_t>(std::min(tree + share, 0x1p63));
   // Where addresses are limited, caches reserve no more than half of what is left, the later ones less.
   const std::size_t on_host = std::min(base::available_memory(), base::available_addresses() / 4);
-  room.available = (device.on_gpu() ? free_gpu_memory(gpu) : on_host) / 10 * 9;
+  room.available = (device.on_gpu() ? free_gpu_memory(place.gpu) : on_host) / 10 * 9;
   return room;
 }
 
@@ -127,9 +112,9 @@ class RankBench {
         pool_(setup.threads),
         q_memory_(make_queries(setup.shape, setup.seed)),
         first_query_(static_cast<std::size_t>(setup.shape.batch), 0),
-        cache_(world, config(setup), {}, gpu_of(*world, setup.device)),
+        cache_(world, config(setup), {}, place_of_rank(*world, setup.device).gpu),
         ids_(fill_cache(cache_, setup.shape, setup.shape.tokens, setup.seed, pool_)),
-        small_cache_(world, config(setup), {}, gpu_of(*world, setup.device)),
+        small_cache_(world, config(setup), {}, cache_.gpu()),
         small_ids_(fill_cache(small_cache_, setup.shape, 1, setup.seed, pool_)) {
     const Shape& s = setup.shape;
     q_ = QueryView::dense(q_memory_.as<std::byte>(), s.q_dtype, s.batch, s.queries, s.heads, s.head_dim);
@@ -240,9 +225,9 @@ class RankBench {
   // From this rank's figures to all ranks'.
   void finish(Entry& entry, const DecodeReference& reference) {
     DecodeLine& line = entry.line;
-    max_of_ranks(*world_, std::span(entry.seconds));
-    max_of_ranks(*world_, std::span(entry.attending));
-    max_of_ranks(*world_, std::span(entry.reducing));
+    max_of_ranks(*world_, entry.seconds);
+    max_of_ranks(*world_, entry.attending);
+    max_of_ranks(*world_, entry.reducing);
     line.ms = 1e3 * base::median(entry.seconds);
     const bool ring = line.chosen == Strategy::kRing;
     line.reduce_ms =
@@ -286,8 +271,7 @@ class RankBench {
   // Collective. The bits of all ranks are the same; those of `canonical` where that is promised, and close where not.
   void check(const Entry& entry, const Output& canonical, double largest_value, std::vector<std::string>& failures) {
     const std::string_view name = strategy_name(entry.line.strategy);
-    std::vector<std::uint64_t> hashes(static_cast<std::size_t>(world_->size()));
-    world_->allgather(std::as_bytes(std::span(&entry.line.out_hash, 1)), std::as_writable_bytes(std::span(hashes)));
+    const std::vector<std::uint64_t> hashes = parallel::gathered(*world_, entry.line.out_hash);
     for (std::size_t r = 1; r < hashes.size(); ++r) {
       if (hashes[r] == hashes[0]) continue;
       failures.push_back(
@@ -360,7 +344,7 @@ DecodeResult run_decode(const std::shared_ptr<Communicator>& world, const Decode
   result.transport = world->transport();
   result.ranks = world->size();
   result.hosts = world->nodes();
-  result.device = setup.device.name_of_rank(rank_on_node(*world));
+  result.device = setup.device.name_of_rank(place_of_rank(*world, setup.device).number);
   const Room room = room_of(*world, setup);
   std::vector<Strategy> fitting;
   for (const Strategy strategy : setup.strategies) {

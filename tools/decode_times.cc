@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <set>
 #include <sstream>
@@ -13,16 +12,13 @@
 #include "child_process.h"
 #include "command.h"
 #include "plan/cluster.h"
+#include "plan/tree_order.h"
 #include "scenario.h"
 #include "simulation_job.h"
 #include "treeattn/error.h"
 
 namespace treeattn::tools {
 namespace {
-
-int branches_for(const DecodePoint& point) {
-  return std::max(256, static_cast<int>(std::bit_ceil(static_cast<unsigned>(point.ranks))));
-}
 
 std::string key_of(const std::string& line) { return line.substr(0, line.find(' ')); }
 
@@ -65,7 +61,7 @@ SimulationJob job_of(const DecodePoint& point) {
   job.shape.q_dtype = default_q_dtype(point.dtype);
   job.tokens = {point.tokens};
   job.strategies = {point.strategy};
-  job.branches = branches_for(point);
+  job.branches = plan::branches_for(point.ranks);
   job.overhead_s = 1e-6 * point.overhead_us;
   return job;
 }

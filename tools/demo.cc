@@ -2,10 +2,11 @@
 // treeattn demo: a pass key is hidden in a long text, the text is spread over ranks, the model is asked for the key,
 // and Tree Attention is held against Ring Attention on the cache that is there now.
 #include <fmt/format.h>
-#include <unistd.h>
+#include <fmt/ranges.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -14,6 +15,7 @@
 
 #include "allocation_counter.h"
 #include "base/check.h"
+#include "base/timing.h"
 #include "command.h"
 #include "haystack.h"
 #include "json_line.h"
@@ -67,11 +69,11 @@ Way measure(model::Llama& llama, Strategy strategy, int steps, std::int32_t firs
   Way way{.strategy = strategy};
   way.token = first;
   const auto decode = [&] {
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = base::Clock::now();
     llama.decode({&sequence, 1}, {&way.token, 1}, logits);
-    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+    const double ms = 1e3 * base::seconds_since(start);
     way.token = static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-    return took.count();
+    return ms;
   };
   decode();  // warms up
   const RankPeak peak(world);
@@ -112,105 +114,142 @@ void print_ways(const std::vector<Way>& ways, int layers) {
   fmt::print("(all {} layers; both say the same token)\n", layers);
 }
 
-int run(DemoCommand options) {
+constexpr std::int64_t kAnswer = 8;  // tokens: a space, five digits, and what ends them
+
+// What the options say, checked, and the text that they ask for.
+struct Demo {
+  ModelPlan plan;
+  Haystack hay;
+  int depth = 0;  // percent
+  int steps = 0;  // that are timed
+  bool json = false;
+
+  std::int64_t length() const { return static_cast<std::int64_t>(hay.tokens.size()); }
+};
+
+Demo make_demo(DemoCommand options) {
   const std::filesystem::path home = demo_directory();
   if (options.model.model.empty() && options.model.random_weights.empty()) {
     options.model.model = (home / "model").string();
   }
   if (options.model.ranks.empty() && !launched()) options.model.ranks = "4";
-  const ModelPlan plan = make_model_plan(options.model);
-  require_tokenizer(options.model, plan, "");
+  Demo demo;
+  demo.json = options.json;
+  demo.plan = make_model_plan(options.model);
+  require_tokenizer(options.model, demo.plan, "");
   const std::int64_t tokens = parse_count("--tokens", options.tokens, 1, std::int64_t{1} << 40);
-  const int depth = static_cast<int>(parse_count("--depth", options.depth, 0, 100));
+  demo.depth = static_cast<int>(parse_count("--depth", options.depth, 0, 100));
   const auto seed = static_cast<std::uint64_t>(parse_count("--seed", options.seed, 0, std::int64_t{1} << 62));
-  const int steps = static_cast<int>(parse_count("--steps", options.steps, 1, 1000));
-  constexpr std::int64_t kAnswer = 8;  // a space, five digits, and what ends them
-  const std::int64_t most = plan.model.config.context - kAnswer - steps - 1;
+  demo.steps = static_cast<int>(parse_count("--steps", options.steps, 1, 1000));
+  const std::int64_t context = demo.plan.model.config.context, most = context - kAnswer - demo.steps - 1;
   base::require(tokens <= most, "--tokens is {}; accepted: at most {}, so that the answer fits into the context of {}",
-                tokens, most, plan.model.config.context);
-  const model::Tokenizer& tokenizer = *plan.model.tokenizer;
+                tokens, most, context);
+  const model::Tokenizer& tokenizer = *demo.plan.model.tokenizer;
   std::vector<std::int32_t> begin;
   if (const auto bos = tokenizer.bos()) begin.push_back(*bos);
   const std::filesystem::path stories =
       options.stories.empty() ? home / "stories.txt" : std::filesystem::path(options.stories);
   const std::vector<std::string> paragraphs = inside_option("--stories", [&] { return read_paragraphs(stories); });
   for (const std::string& paragraph : paragraphs) require_utf8("a paragraph of --stories", paragraph);
-  const Haystack hay = with_option("--tokens", options.tokens, [&] {
+  demo.hay = with_option("--tokens", options.tokens, [&] {
     return make_haystack(
-        paragraphs, [&](std::string_view text) { return tokenizer.encode(text); }, begin, tokens, depth, seed);
+        paragraphs, [&](std::string_view text) { return tokenizer.encode(text); }, begin, tokens, demo.depth, seed);
   });
-  const auto length = static_cast<std::int64_t>(hay.tokens.size());
+  return demo;
+}
+
+// What came of it on a rank.
+struct Finding {
+  std::string answer;
+  bool found = false;
+  double first_token_s = 0;
+  std::set<int> held_by;  // ranks that have the key in their part of the cache
+  std::vector<Way> ways;  // tree, ring
+};
+
+// Reads the text and answers, aloud where it is this rank's to speak.
+void ask(const Demo& demo, const ModelRank& rank, model::Session& session, Finding& finding) {
+  const bool talks = rank.speaks && !demo.json;
+  if (talks) {
+    fmt::print("A text of {} tokens. Hidden in it, after {} % of its paragraphs: The pass key is {}.\n", demo.length(),
+               demo.depth, demo.hay.key);
+    std::fflush(stdout);
+  }
+  RateProgress progress("reading the text", "tokens");
+  TextListener listener;
+  if (rank.speaks) {
+    listener.prefill = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
+  }
+  listener.text = [&](std::string_view more) {
+    if (talks && finding.answer.empty()) {
+      progress.clear();
+      fmt::print("\nWhat is the pass key? The pass key is");
+    }
+    finding.answer += more;
+    if (!talks) return;
+    fmt::print("{}", more);
+    std::fflush(stdout);
+  };
   GenerateOptions text;
   text.max_tokens = kAnswer;
   text.stop = {"."};
+  finding.first_token_s = session.generate(demo.hay.tokens, text, listener).stats.first_token_seconds;
+  progress.clear();  // with --json nothing has been said
+  finding.found = finding.answer == fmt::format(" {}", demo.hay.key);
+  finding.held_by = holders(session.llama().cache(), demo.hay.needle_first, demo.hay.needle_end);
+  if (!talks) return;
+  fmt::print(".\n{}; read in {} s on {}. The key is at tokens {} to {}, which rank {} holds.\n",
+             finding.found ? "Right" : fmt::format("Wrong: it was {}", demo.hay.key),
+             format_number(finding.first_token_s), format_count(rank.world->size(), "rank"), demo.hay.needle_first,
+             demo.hay.needle_end - 1, fmt::join(finding.held_by, " and "));
+}
 
-  return run_model(plan, length + kAnswer + steps + 1, [&](const ModelRank& rank) {
-    const bool talks = rank.speaks && !options.json;
-    model::Session session(
-        std::make_unique<model::Llama>(rank.model.weights, rank.world, rank.ops, rank.pool, plan.llama), &tokenizer);
-    if (talks) {
-      fmt::print("A text of {} tokens. Hidden in it, after {} % of its paragraphs: The pass key is {}.\n", length,
-                 depth, hay.key);
-      std::fflush(stdout);
+std::vector<Way> measure_both(const Demo& demo, model::Llama& llama) {
+  const Strategy asked = demo.plan.llama.attention.strategy;
+  const Strategy tree = asked == Strategy::kRing || asked == Strategy::kAuto ? Strategy::kMerge : asked;
+  std::vector<Way> ways;
+  for (const Strategy strategy : {tree, Strategy::kRing}) {
+    ways.push_back(measure(llama, strategy, demo.steps, demo.hay.tokens.back()));
+  }
+  if (ways[0].token != ways[1].token) {
+    throw Error(fmt::format("tree and ring do not say the same token: {} and {}", ways[0].token, ways[1].token));
+  }
+  return ways;
+}
+
+void print_json(const Demo& demo, const Finding& finding, int ranks) {
+  nlohmann::ordered_json out{{"tokens", demo.length()},
+                             {"depth_percent", demo.depth},
+                             {"key", demo.hay.key},
+                             {"answer", finding.answer},
+                             {"found", finding.found},
+                             {"needle_first", demo.hay.needle_first},
+                             {"needle_end", demo.hay.needle_end},
+                             {"held_by", finding.held_by},
+                             {"ranks", ranks},
+                             {"first_token_s", finding.first_token_s}};
+  for (const Way& way : finding.ways) {
+    out[way.strategy == Strategy::kRing ? "ring" : "tree"] = {{"strategy", strategy_name(way.strategy)},
+                                                              {"step_ms", way.step_ms},
+                                                              {"bytes_sent", way.bytes},
+                                                              {"peak_bytes", way.peak_bytes}};
+  }
+  fmt::print("{}\n", json_line(out));
+}
+
+int run(const DemoCommand& options) {
+  const Demo demo = make_demo(options);
+  return run_model(demo.plan, demo.length() + kAnswer + demo.steps + 1, [&](const ModelRank& rank) {
+    model::Session session(rank.make_llama(demo.plan.llama), demo.plan.model.tokenizer.get());
+    Finding finding;
+    ask(demo, rank, session, finding);
+    finding.ways = measure_both(demo, session.llama());
+    const int ranks = rank.world->size();
+    if (rank.speaks && demo.json) print_json(demo, finding, ranks);
+    if (rank.speaks && !demo.json && ranks > 1) {
+      print_ways(finding.ways, static_cast<int>(demo.plan.model.config.layers));
     }
-    RateProgress progress("reading the text", "tokens");
-    std::string answer;
-    TextListener listener;
-    if (rank.speaks) {
-      listener.prefill = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
-    }
-    listener.text = [&](std::string_view more) {
-      if (talks && answer.empty()) {
-        progress.clear();
-        fmt::print("\nWhat is the pass key? The pass key is");
-      }
-      answer += more;
-      if (!talks) return;
-      fmt::print("{}", more);
-      std::fflush(stdout);
-    };
-    const GenerateResult result = session.generate(hay.tokens, text, listener);
-    progress.clear();  // with --json nothing has been said
-    const bool found = answer == fmt::format(" {}", hay.key);
-    model::Llama& llama = session.llama();
-    const std::set<int> ranks = holders(llama.cache(), hay.needle_first, hay.needle_end);
-    if (talks) {
-      fmt::print(".\n{}; read in {} s on {}. The key is at tokens {} to {}, which rank {} holds.\n",
-                 found ? "Right" : fmt::format("Wrong: it was {}", hay.key),
-                 format_number(result.stats.first_token_seconds), format_count(rank.world->size(), "rank"),
-                 hay.needle_first, hay.needle_end - 1, fmt::format("{}", fmt::join(ranks, " and ")));
-    }
-    std::vector<Way> ways;
-    const std::int32_t next = hay.tokens.back();
-    const Strategy tree =
-        plan.llama.attention.strategy == Strategy::kRing || plan.llama.attention.strategy == Strategy::kAuto
-            ? Strategy::kMerge
-            : plan.llama.attention.strategy;
-    for (const Strategy strategy : {tree, Strategy::kRing}) ways.push_back(measure(llama, strategy, steps, next));
-    if (ways[0].token != ways[1].token) {
-      throw Error(fmt::format("tree and ring do not say the same token: {} and {}", ways[0].token, ways[1].token));
-    }
-    if (talks && rank.world->size() > 1) print_ways(ways, static_cast<int>(llama.config().layers));
-    if (rank.speaks && options.json) {
-      nlohmann::ordered_json out{{"tokens", length},
-                                 {"depth_percent", depth},
-                                 {"key", hay.key},
-                                 {"answer", answer},
-                                 {"found", found},
-                                 {"needle_first", hay.needle_first},
-                                 {"needle_end", hay.needle_end},
-                                 {"held_by", ranks},
-                                 {"ranks", rank.world->size()},
-                                 {"first_token_s", result.stats.first_token_seconds}};
-      for (const Way& way : ways) {
-        out[way.strategy == Strategy::kRing ? "ring" : "tree"] = {{"strategy", strategy_name(way.strategy)},
-                                                                  {"step_ms", way.step_ms},
-                                                                  {"bytes_sent", way.bytes},
-                                                                  {"peak_bytes", way.peak_bytes}};
-      }
-      fmt::print("{}\n", json_line(out));
-    }
-    return found ? kOk : kCheckFailed;
+    return finding.found ? kOk : kCheckFailed;
   });
 }
 

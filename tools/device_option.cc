@@ -6,6 +6,7 @@
 #include <charconv>
 #include <string_view>
 
+#include "base/available_memory.h"
 #include "base/check.h"
 #include "command_line.h"
 #include "table.h"
@@ -69,6 +70,22 @@ Device parse_device(const std::string& text) {
   return device;
 }
 
+RankPlace place_of_rank(const Communicator& world, const Device& device) {
+  RankPlace place;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    if (world.node_of(rank) != world.node_of(world.rank())) continue;
+    place.number += rank < world.rank() ? 1 : 0;
+    ++place.here;
+  }
+  place.gpu = device.gpu_of_rank(place.number);
+  for (int number = 0; number < place.here; ++number) place.sharing += device.gpu_of_rank(number) == place.gpu ? 1 : 0;
+  return place;
+}
+
 std::size_t free_gpu_memory(int gpu) { return cuda_devices().at(static_cast<std::size_t>(gpu)).free_bytes; }
+
+std::size_t usable_memory(int gpu) {
+  return (gpu == KvCache::kHost ? base::available_memory() : free_gpu_memory(gpu)) / 10 * 9;
+}
 
 }  // namespace treeattn::tools

@@ -2,9 +2,11 @@
 // --device: what computes. One place for its grammar and for what is said where it cannot be had.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
+#include "treeattn/communicator.h"
 #include "treeattn/kv_cache.h"
 
 namespace treeattn::tools {
@@ -29,7 +31,18 @@ void add_device_option(CommandLine& app, std::string& text);
 // there is no such GPU to use.
 Device parse_device(const std::string& text);
 
+// Where a rank stands among those of its machine.
+struct RankPlace {
+  int number = 0;  // which of them it is
+  int here = 0;    // how many they are
+  int gpu = KvCache::kHost;
+  int sharing = 0;  // those of them on the same GPU, itself included; on the CPU all
+};
+RankPlace place_of_rank(const Communicator& world, const Device& device);
+
 // Bytes of GPU memory that can be allocated now.
 std::size_t free_gpu_memory(int gpu);
+// Bytes of a GPU, or of the host (KvCache::kHost), to plan with: nine tenths of what can be allocated now. 0: unknown.
+std::size_t usable_memory(int gpu);
 
 }  // namespace treeattn::tools

@@ -2,6 +2,7 @@
 #include "experiments.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
@@ -29,12 +30,12 @@ std::span<const Experiment> all_experiments() {
 }
 
 const Experiment& find_experiment(std::string_view name) {
-  std::string known;
+  std::vector<std::string_view> known;
   for (const Experiment& experiment : all_experiments()) {
     if (experiment.name == name) return experiment;
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", experiment.name);
+    known.push_back(experiment.name);
   }
-  base::throw_invalid("experiment = \"{}\"; accepted: {}, or all", name, known);
+  base::throw_invalid("experiment = \"{}\"; accepted: {}, or all", name, fmt::join(known, ", "));
 }
 
 Outcome run_experiment(const Experiment& experiment, ExperimentContext& context) {
@@ -110,13 +111,13 @@ DataTable Sweep::table(std::string title, const std::string& x_name, double Deco
   table.columns.push_back("source");
   for (std::size_t i = 0; i < x_.size(); ++i) {
     std::vector<std::string> row = {short_number(x_[i])};
-    std::string by_formula;
+    std::vector<std::string> by_formula;
     for (std::size_t line = 0; line < lines_.size(); ++line) {
       row.push_back(format_number(at(line, i).*value));
-      if (at(line, i).source == Source::kClosedForm) by_formula += (by_formula.empty() ? "" : ", ") + lines_[line].name;
+      if (at(line, i).source == Source::kClosedForm) by_formula.push_back(lines_[line].name);
     }
     row.push_back(format_number(at(0, i).*value / at(lines_.size() - 1, i).*value));
-    row.push_back(by_formula.empty() ? "simulated" : "closed form: " + by_formula);
+    row.push_back(by_formula.empty() ? "simulated" : fmt::format("closed form: {}", fmt::join(by_formula, ", ")));
     table.rows.push_back(std::move(row));
   }
   return table;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Beyond the paper: levels of the cluster, shapes of the call, and clusters that are not even.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "experiments.h"
 #include "svg_chart.h"
@@ -15,16 +15,16 @@ namespace {
 
 const Axis kTime{"time, us", true};
 
-// "merge" of the strategies other than ring, whichever is the fastest.
+// The fastest of the trees of the usual lines.
 double best_tree(const Sweep& sweep, std::size_t i) {
   return std::min(
       {sweep.at(Strategy::kPaper, i).us, sweep.at(Strategy::kButterfly, i).us, sweep.at(Strategy::kMerge, i).us});
 }
 
 std::string listed(const std::vector<double>& values) {
-  std::string out;
-  for (const double value : values) out += (out.empty() ? "" : ", ") + short_number(value);
-  return out.empty() ? "none" : out;
+  std::vector<std::string> texts;
+  for (const double value : values) texts.push_back(short_number(value));
+  return texts.empty() ? "none" : fmt::format("{}", fmt::join(texts, ", "));
 }
 
 // Where ring is faster than every tree of the sweep.

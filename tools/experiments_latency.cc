@@ -2,9 +2,10 @@
 // Time: latency against length, one collective against three, growth with the number of ranks, the links.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
+#include <string>
 #include <tuple>
+#include <utility>
 
 #include "experiments.h"
 #include "plan/cluster.h"
@@ -131,6 +132,10 @@ std::string fit_text(const char* what, const plan::Line& line, const char* x) {
                      line.slope, x, 100 * line.largest_residual, 100 * line.rms_residual);
 }
 
+Target small_residual(std::string what, const plan::Line& line) {
+  return {std::move(what), line.largest_residual, "at most 0.05", line.largest_residual <= 0.05};
+}
+
 // At a fixed share of the sequence, and with one device on each node so that all links are alike.
 void run_scaling(ExperimentContext& context, Outcome& out) {
   constexpr double kShare = 40000;  // tokens: that of 5.12M on 128
@@ -163,10 +168,8 @@ void run_scaling(ExperimentContext& context, Outcome& out) {
     const plan::Line ring = plan::fit_line(p, tail(sweep->values(Strategy::kRing, &DecodeTime::us)));
     out.notes.push_back(fit_text(fmt::format("merge, {}", where).c_str(), tree, "log2 p"));
     out.notes.push_back(fit_text(fmt::format("ring, {}", where).c_str(), ring, "p"));
-    out.targets.push_back({fmt::format("tree against a + b log2 p, {}: largest residual", where), tree.largest_residual,
-                           "at most 0.05", tree.largest_residual <= 0.05});
-    out.targets.push_back({fmt::format("ring against a + b p, {}: largest residual", where), ring.largest_residual,
-                           "at most 0.05", ring.largest_residual <= 0.05});
+    out.targets.push_back(small_residual(fmt::format("tree against a + b log2 p, {}: largest residual", where), tree));
+    out.targets.push_back(small_residual(fmt::format("ring against a + b p, {}: largest residual", where), ring));
   }
   const std::size_t last = ranks.size() - 1;
   const double growth = uniform.at(Strategy::kMerge, last).us / uniform.at(Strategy::kMerge, 0).us;
@@ -195,10 +198,8 @@ void run_fixed_length(ExperimentContext& context, Outcome& out) {
   const plan::Line reduce = plan::fit_line(log_p, sweep.values(Strategy::kMerge, &DecodeTime::reduce_us));
   out.notes.push_back(fit_text("merge, attention", local, "N / p"));
   out.notes.push_back(fit_text("merge, reduction", reduce, "log2 p"));
-  out.targets.push_back({"attention against a + b N / p, largest residual", local.largest_residual, "at most 0.05",
-                         local.largest_residual <= 0.05});
-  out.targets.push_back({"reduction against a + b log2 p, largest residual", reduce.largest_residual, "at most 0.05",
-                         reduce.largest_residual <= 0.05});
+  out.targets.push_back(small_residual("attention against a + b N / p, largest residual", local));
+  out.targets.push_back(small_residual("reduction against a + b log2 p, largest residual", reduce));
 }
 
 // Two GPUs exchange one block of states, whose size the batch decides.

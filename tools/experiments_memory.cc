@@ -7,12 +7,12 @@
 
 #include "decode_run.h"
 #include "experiments.h"
+#include "launched_ranks.h"
 #include "plan/cost.h"
 #include "progress.h"
 #include "table.h"
 #include "treeattn/communicator.h"
 #include "treeattn/error.h"
-#include "treeattn/thread_pool.h"
 
 namespace treeattn::tools {
 namespace {
@@ -28,7 +28,7 @@ DecodeResult measure(int ranks, std::int64_t heads, std::int64_t tokens, std::ve
   setup.order.chunk_tokens = 64;
   setup.order.branches = 16;
   setup.strategies = std::move(strategies);
-  setup.threads = std::max(1, ThreadPool::available_cores() / ranks);
+  setup.threads = cores_of_thread(ranks);
   setup.repeat = 1;
   setup.quick = true;
   DecodeResult result;
@@ -131,8 +131,8 @@ void run_memory(ExperimentContext& context, Outcome& out) {
   for (const Peaks& peak : by_hidden) {
     const double off =
         std::max(std::fabs(peak.ring / peak.formula_ring - 1), std::fabs(peak.tree / peak.formula_tree - 1));
-    out.targets.push_back({fmt::format("peaks at hidden {:.0f} against the formulas", peak.x), off,
-                           context.quick ? "within 0.05" : "within 0.01", off <= (context.quick ? 0.05 : 0.01)});
+    out.targets.push_back(
+        {fmt::format("peaks at hidden {:.0f} against the formulas", peak.x), off, within, off <= tolerance});
   }
   out.notes.push_back(
       "Measured: K and V as allocated by the cache, q and out, what a call allocates at its peak, seen by operator "

@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -13,10 +12,6 @@
 
 namespace treeattn::tools {
 namespace {
-
-[[noreturn]] void fail(const std::filesystem::path& path, const std::string& what) {
-  base::throw_bad_file(path, "cannot " + what + ": " + std::generic_category().message(errno));
-}
 
 struct Close {
   void operator()(std::FILE* file) const { std::fclose(file); }
@@ -33,7 +28,7 @@ std::string read_all(std::FILE* file, const std::filesystem::path& path) {
     text.append(piece, got);
     if (text.size() > kMostBytes) base::throw_bad_file(path, "has more than 1 GiB");
   }
-  if (std::ferror(file) != 0) fail(path, "read");
+  if (std::ferror(file) != 0) base::throw_errno(path, "read");
   return text;
 }
 
@@ -41,7 +36,7 @@ std::string read_all(std::FILE* file, const std::filesystem::path& path) {
 
 std::string read_text(const std::filesystem::path& path) {
   const Stream file(std::fopen(path.c_str(), "rb"));
-  if (!file) fail(path, "open");
+  if (!file) base::throw_errno(path, "open");
   return read_all(file.get(), path);
 }
 
@@ -49,17 +44,17 @@ std::string read_stdin() { return read_all(stdin, "standard input"); }
 
 void write_text(const std::filesystem::path& path, std::string_view text) {
   Stream file(std::fopen(path.c_str(), "wb"));
-  if (!file) fail(path, "create");
+  if (!file) base::throw_errno(path, "create");
   const bool written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
   // Closing writes what is still in the buffer.
-  if (!written || std::fclose(file.release()) != 0) fail(path, "write");
+  if (!written || std::fclose(file.release()) != 0) base::throw_errno(path, "write");
 }
 
 void make_directory(const std::filesystem::path& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error) base::throw_bad_file(path, "cannot make this directory: " + error.message());
-  if (::access(path.c_str(), W_OK | X_OK) != 0) fail(path, "write into this directory");
+  if (::access(path.c_str(), W_OK | X_OK) != 0) base::throw_errno(path, "write into this directory");
 }
 
 }  // namespace treeattn::tools

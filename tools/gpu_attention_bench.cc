@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "attention_bench.h"
-#include "base/available_memory.h"
 #include "base/round_up.h"
 #include "base/timing.h"
 #include "bench_data.h"
@@ -115,7 +114,7 @@ class GpuBench final : public AttentionBench {
 
   std::string lack(const Shape& shape) const override {
     const std::size_t needed = BenchData::bytes(shape, sets(shape));
-    const std::size_t free = free_gpu_memory(device_.gpu()), room = base::available_memory() / 10 * 9;
+    const std::size_t free = free_gpu_memory(device_.gpu()), room = usable_memory(KvCache::kHost);
     if (needed + kPlanRoom > free) {
       return fmt::format("needs {} on GPU {}, {} of {} free", format_bytes(needed + kPlanRoom), device_.gpu(),
                          format_bytes(free), format_bytes(device_.memory_bytes()));

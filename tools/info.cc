@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn info: what this machine is, what this build can use of it, and how fast it reads memory.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -73,8 +74,8 @@ struct Info {
   std::size_t available_memory = 0;
   std::string_view isa;
   std::vector<std::string_view> isas;
-  base::Bandwidth one_thread;
-  base::Bandwidth all_threads;
+  double one_thread_gb_s = 0;
+  double all_threads_gb_s = 0;
   std::size_t probe_bytes = 0;
   std::vector<Gpu> gpus;
 };
@@ -89,8 +90,8 @@ Info gather() {
   ThreadPool all(ThreadPool::available_cores());
   base::ReadBandwidthProbe probe(all);
   info.probe_bytes = probe.bytes();
-  info.one_thread = probe.measure(one, kRepeats);
-  info.all_threads = probe.measure(all, kRepeats);
+  info.one_thread_gb_s = probe.measure(one, kRepeats);
+  info.all_threads_gb_s = probe.measure(all, kRepeats);
   info.gpus = gpus();
   return info;
 }
@@ -107,14 +108,12 @@ void print_text(const Info& info) {
   fmt::print("memory          {}, {} available, pages of {}\n", size_or_unknown(machine.memory_bytes),
              size_or_unknown(info.available_memory), size_or_unknown(machine.page_bytes));
   fmt::print("read bandwidth  {:.1f} GB/s with one thread, {:.1f} GB/s with {} (best of {} over {})\n",
-             info.one_thread.best, info.all_threads.best, machine.usable_cores, kRepeats,
+             info.one_thread_gb_s, info.all_threads_gb_s, machine.usable_cores, kRepeats,
              format_bytes(info.probe_bytes));
   fmt::print("instructions    {}", info.isa);
-  std::string others;
-  for (const std::string_view isa : info.isas) {
-    if (isa != info.isa) others += fmt::format("{}{}", others.empty() ? "" : ", ", isa);
-  }
-  if (!others.empty()) fmt::print(" (also available: {}; choose with TREEATTN_ISA)", others);
+  std::vector<std::string_view> others = info.isas;
+  std::erase(others, info.isa);
+  if (!others.empty()) fmt::print(" (also available: {}; choose with TREEATTN_ISA)", fmt::join(others, ", "));
   fmt::print("\nbackends\n");
   for (const Backend& backend : backends(info.gpus)) {
     fmt::print("  {:<12}{}{}\n", backend.name, backend.usable ? "" : "not usable here: ", backend.what);
@@ -137,8 +136,8 @@ void print_json(const Info& info) {
   out["memory_bytes"] = machine.memory_bytes;
   out["available_memory_bytes"] = info.available_memory;
   out["page_bytes"] = machine.page_bytes;
-  out["read_gb_s_one_thread"] = info.one_thread.best;
-  out["read_gb_s_all_threads"] = info.all_threads.best;
+  out["read_gb_s_one_thread"] = info.one_thread_gb_s;
+  out["read_gb_s_all_threads"] = info.all_threads_gb_s;
   out["backends"] = nlohmann::ordered_json::array();
   for (const Backend& backend : backends(info.gpus)) {
     nlohmann::ordered_json entry;

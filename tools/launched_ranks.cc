@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launched_ranks.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "command.h"
 #include "command_line.h"
 #include "parallel/agree.h"
+#include "treeattn/thread_pool.h"
 
 namespace treeattn::tools {
 namespace {
@@ -48,5 +50,7 @@ std::shared_ptr<Communicator> meet_ranks(const CommandLine& command, const RankO
                 "--ranks is {}; accepted under a launcher: its processes, {}", rank_count, world->size());
   return world;
 }
+
+int cores_of_thread(int ranks) { return std::max(1, ThreadPool::available_cores() / ranks); }
 
 }  // namespace treeattn::tools

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are the processes of a launcher: one of MPI, or one that says in the environment who is who.
+// Ranks that are the processes of a launcher: one of MPI, or one that says in the environment who is who. Else threads.
 #pragma once
 
 #include <memory>
@@ -17,5 +17,9 @@ int launch_rank();
 // Collective. Throws InvalidArgument on every rank where they were not told the same (CommandLine::told_to_all_ranks),
 // naming the options and the ranks, or where --ranks, if it was given (else 0), is not their number.
 std::shared_ptr<Communicator> meet_ranks(const CommandLine& command, const RankOptions& options, int rank_count);
+
+// Cores that each of so many ranks has for itself where they are threads. To be asked before they are: the thread of a
+// rank is held on its own.
+int cores_of_thread(int ranks);
 
 }  // namespace treeattn::tools

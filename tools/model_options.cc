@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model_options.h"
 
-#include <cmath>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/check.h"
 #include "command_line.h"
@@ -19,12 +20,6 @@ namespace {
 
 // Ranks load their weights, and a piece of a prompt takes a while: longer than the library's default.
 constexpr double kModelDeadline = 120;
-
-std::string shape_names() {
-  std::string out;
-  for (const std::string_view name : model::known_shapes()) out += (out.empty() ? "" : ", ") + std::string(name);
-  return out;
-}
 
 }  // namespace
 
@@ -53,7 +48,8 @@ void ModelOptions::add_to(CommandLine& app) {
   };
   text("--model", model, "A directory as Hugging Face has them: config.json, *.safetensors, tokenizer.json", "DIR")
       ->own_value_to_rank();
-  text("--random-weights", random_weights, "Instead: random weights in the shape of " + shape_names(), "SHAPE");
+  text("--random-weights", random_weights,
+       fmt::format("Instead: random weights in the shape of {}", fmt::join(model::known_shapes(), ", ")), "SHAPE");
   text("--weights", weights,
        "stored (mapped), bf16 (other types rounded at load) or int8 (quantised at load) (default stored)", "NAME");
   text("--kv-type", kv_type, "Of the cache: f32, f16, bf16, int8, fp8 (default bf16)", "NAME");

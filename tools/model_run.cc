@@ -10,7 +10,6 @@
 #include <map>
 #include <thread>
 
-#include "base/available_memory.h"
 #include "base/check.h"
 #include "base/machine.h"
 #include "base/read_bandwidth.h"
@@ -36,7 +35,7 @@ void on_interrupt(int) {
 
 // copies: of the weights on this machine, or on its GPU; here: ranks there.
 void check_memory(const ModelPlan& plan, int gpu, std::int64_t tokens, int ranks, int here, int copies) {
-  const std::size_t available = (gpu < 0 ? base::available_memory() : free_gpu_memory(gpu)) / 10 * 9;
+  const std::size_t available = usable_memory(gpu);
   if (available == 0) return;  // unknown
   const model::MemoryNeed need = model::memory_need(plan.model.config, plan.llama, plan.weights, tokens, ranks);
   const std::size_t all =
@@ -87,28 +86,20 @@ void on_all_or_none(Communicator& world, const std::function<void()>& work) {
 
 int run_processes(const ModelPlan& plan, std::int64_t tokens, const std::function<int(const ModelRank&)>& body) {
   const std::shared_ptr<Communicator> world = meet_ranks(*plan.command, plan.ranks, plan.rank_count);
-  int here = 0, before = 0;
-  for (int r = 0; r < world->size(); ++r) {
-    const bool neighbour = world->node_of(r) == world->node_of(world->rank());
-    here += neighbour ? 1 : 0;
-    before += neighbour && r < world->rank() ? 1 : 0;
-  }
-  const int gpu = plan.device.gpu_of_rank(before);
-  int sharing = 0;  // of those here, the ranks on the same GPU, or all
-  for (int place = 0; place < here; ++place) sharing += plan.device.gpu_of_rank(place) == gpu ? 1 : 0;
+  const RankPlace place = place_of_rank(*world, plan.device);
   const bool mapped = model::stays_as_stored(plan.weights, plan.model.config.stored);
-  const bool shared = !plan.model.directory.empty() && mapped && gpu < 0;
+  const bool shared = !plan.model.directory.empty() && mapped && place.gpu < 0;
   const int cores = take_own_cores(*world);
   const int threads = plan.threads > 0 ? plan.threads : cores;
   const bool speaks = world->rank() == 0;
   std::unique_ptr<LlamaModel::Impl> model;
   on_all_or_none(*world, [&] {
-    check_memory(plan, gpu, tokens, world->size(), sharing, shared ? 1 : sharing);
-    model = load(plan, gpu, threads, speaks);
+    check_memory(plan, place.gpu, tokens, world->size(), place.sharing, shared ? 1 : place.sharing);
+    model = load(plan, place.gpu, threads, speaks);
   });
   ThreadPool pool(threads);
-  const auto ops = kernels::make_model_ops(gpu, pool);
-  return body({world, *model, pool, *ops, here, speaks});
+  const auto ops = kernels::make_model_ops(place.gpu, pool);
+  return body({world, *model, pool, *ops, place.here, speaks});
 }
 
 // Ranks on one GPU, or on the CPU, share a model; every other GPU has one of its own.
@@ -119,8 +110,7 @@ int run_threads(const ModelPlan& plan, std::int64_t tokens, const std::function<
   std::map<int, std::unique_ptr<LlamaModel::Impl>> models;
   for (const auto& [gpu, here] : ranks_on) check_memory(plan, gpu, tokens, ranks, here, 1);
   for (const auto& [gpu, here] : ranks_on) models[gpu] = load(plan, gpu, 0, true);
-  // Asked here: a rank's thread is held on its own cores.
-  const int threads = plan.threads > 0 ? plan.threads : std::max(1, ThreadPool::available_cores() / ranks);
+  const int threads = plan.threads > 0 ? plan.threads : cores_of_thread(ranks);
   std::atomic<int> code = 0;
   const auto on_rank = [&](const std::shared_ptr<Communicator>& world) {
     const int gpu = plan.device.gpu_of_rank(world->rank());

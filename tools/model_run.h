@@ -24,6 +24,10 @@ struct ModelRank {
   kernels::ModelOps& ops;
   int ranks_here = 1;   // on this machine
   bool speaks = false;  // the one that prints
+
+  std::unique_ptr<model::Llama> make_llama(const LlamaOptions& options) const {
+    return std::make_unique<model::Llama>(model.weights, world, ops, pool, options);
+  }
 };
 
 // Ranks are the processes of a launcher, or else threads. tokens: the longest text there will be; throws Unavailable

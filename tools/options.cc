@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <functional>
 
 #include "base/check.h"
 #include "command_line.h"
+#include "kernels/head_dims.h"
 #include "option_errors.h"
 #include "plan/tree_order.h"
 
@@ -37,8 +37,8 @@ std::size_t product(std::initializer_list<std::int64_t> factors) {
 }
 
 void check(const Shape& shape) {
-  base::require(shape.head_dim >= 16 && shape.head_dim <= 256 && shape.head_dim % 8 == 0,
-                "--head-dim is {}; accepted: 16 to 256 in steps of 8", shape.head_dim);
+  base::require(kernels::takes_head_dim(shape.head_dim), "--head-dim is {}; accepted: {} to {} in steps of {}",
+                shape.head_dim, kernels::kLeastHeadDim, kernels::kMostHeadDim, kernels::kHeadDimStep);
   base::require(shape.heads % shape.kv_heads == 0, "--kv-heads is {}; accepted: numbers that divide --heads, {}",
                 shape.kv_heads, shape.heads);
   const std::int64_t fewest = shape.shortest > 0 ? shape.shortest : shape.tokens;

@@ -3,7 +3,6 @@
 // `report` reads it back and draws it.
 #pragma once
 
-#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>

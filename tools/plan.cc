@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/round_up.h"
 #include "command.h"
 #include "json_line.h"
 #include "model_size.h"
@@ -244,10 +245,7 @@ class Report {
 
  private:
   const plan::StrategyPlan& best() const { return plans_.front(); }
-  int nodes() const {
-    const int on_node = request_.capacity.cluster.devices_per_node;
-    return (devices_ + on_node - 1) / on_node;
-  }
+  int nodes() const { return base::divide_up(devices_, request_.capacity.cluster.devices_per_node); }
 
   std::string placement() const {
     const ReductionOrder order = plan::order_for(request_.capacity, devices_);

@@ -1,33 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// A progress line with a rate and the time left: on stderr, only on a terminal, only once the work has lasted two
-// seconds.
+// A progress line with a rate and the time left (terminal_line.h says when it is shown).
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
+#include <utility>
+
+#include "terminal_line.h"
 
 namespace treeattn::tools {
 
 // Not thread-safe: update() from one thread.
 class RateProgress {
  public:
-  RateProgress(std::string label, std::string unit);
-  // Wipes the line.
-  ~RateProgress();
-  RateProgress(const RateProgress&) = delete;
-  RateProgress& operator=(const RateProgress&) = delete;
+  RateProgress(std::string label, std::string unit) : label_(std::move(label)), unit_(std::move(unit)) {}
 
   void update(std::int64_t done, std::int64_t total);
-  void clear();
+  void clear() { line_.clear(); }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   std::string label_, unit_;
-  bool terminal_;
-  bool drawn_ = false;
-  Clock::time_point start_, last_;
+  TerminalLine line_;
 };
 
 }  // namespace treeattn::tools

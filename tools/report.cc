@@ -2,7 +2,6 @@
 // treeattn report: what `treeattn reproduce --out DIR` wrote, as one page of HTML and as SVG files.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // treeattn reproduce: the paper's results, each by one command, beside ours.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -19,6 +19,7 @@
 #include "notes.h"
 #include "option_errors.h"
 #include "progress.h"
+#include "simulation_job.h"
 #include "svg_chart.h"
 #include "table.h"
 
@@ -98,7 +99,7 @@ std::filesystem::path simulator(const ReproduceOptions& options) {
                 "--simulator with --closed-form; accepted: one of them");
   if (options.closed_form) return {};
   const std::filesystem::path program =
-      options.simulator.empty() ? program_folder() / "treeattn-sim" : std::filesystem::path(options.simulator);
+      options.simulator.empty() ? program_folder() / kSimulator : std::filesystem::path(options.simulator);
   if (::access(program.c_str(), X_OK) == 0 && !std::filesystem::is_directory(program)) return program;
   base::require(options.simulator.empty(), "--simulator is \"{}\"; accepted: the program treeattn-sim",
                 options.simulator);

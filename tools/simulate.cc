@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -34,7 +33,6 @@
 namespace treeattn::tools {
 namespace {
 
-constexpr char kSimulator[] = "treeattn-sim";
 constexpr int kMostRanks = 65536;
 // More takes long: every rank sends ranks - 1 messages.
 constexpr int kMostRingRanks = 1024;
@@ -116,8 +114,7 @@ std::vector<SimulationJob> make_jobs(const SimulateOptions& options) {
     job.ranks_per_node = options.ranks_per_node.empty()
                              ? std::min(devices, job.ranks)
                              : static_cast<int>(parse_count("--ranks-per-node", options.ranks_per_node, 1, devices));
-    const int least = std::max(256, static_cast<int>(std::bit_ceil(static_cast<unsigned>(job.ranks))));
-    job.branches = parse_branches(options.branches, least);
+    job.branches = parse_branches(options.branches, plan::branches_for(job.ranks));
     const Shape* last = nullptr;
     for (const Shape& shape : shapes) {
       if (last == nullptr || last->kv_heads != shape.kv_heads || last->dtype != shape.dtype) {
@@ -223,7 +220,6 @@ class Report {
   }
 
   nlohmann::ordered_json values(const SimulationLine& line) const {
-    const auto ranks = static_cast<std::uint64_t>(job_.ranks);
     nlohmann::ordered_json out;
     out["ranks"] = job_.ranks;
     out["ranks_per_node"] = job_.ranks_per_node;
@@ -236,11 +232,7 @@ class Report {
     out["local_us"] = line.local_us;
     out["reduce_us"] = reduce_us(line);
     out["steps"] = line.steps;
-    if (line.bytes % ranks == 0) {
-      out["bytes_per_rank"] = line.bytes / ranks;
-    } else {
-      out["bytes_per_rank"] = sent(line);
-    }
+    out["bytes_per_rank"] = per_rank(line.bytes, job_.ranks);
     out["closed_form_us"] = line.closed_form_us;
     out["cluster"] = cluster_.name;
     out["dtype"] = dtype_name(job_.shape.dtype);

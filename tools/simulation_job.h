@@ -12,6 +12,9 @@
 
 namespace treeattn::tools {
 
+// The simulator: a program beside this one.
+inline constexpr const char* kSimulator = "treeattn-sim";
+
 // One cluster and one number of ranks; every strategy at every length.
 struct SimulationJob {
   std::string cluster;  // text, as a file holds it

@@ -9,13 +9,14 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/round_up.h"
 
 namespace treeattn::tools {
 namespace {
 
-constexpr double kWidth = 640, kPlotHeight = 300;
+constexpr double kPlotHeight = 300;
 constexpr double kLeft = 72, kRight = 16, kTop = 36, kAxisHeight = 48, kLegendLine = 18, kLegendColumn = 276;
-constexpr double kPlotWidth = kWidth - kLeft - kRight;
+constexpr double kPlotWidth = kDrawingWidth - kLeft - kRight;
 constexpr std::size_t kLegendColumns = 2;
 constexpr std::size_t kMostTicks = 13;
 
@@ -151,13 +152,9 @@ class Chart {
     draw_axes(body);
     for (const Series& series : figure_.series) draw_series(body, series);
     draw_legend(body);
-    const std::size_t lines = (figure_.series.size() + kLegendColumns - 1) / kLegendColumns;
+    const std::size_t lines = base::divide_up(figure_.series.size(), kLegendColumns);
     const double height = kTop + kPlotHeight + kAxisHeight + kLegendLine * static_cast<double>(lines) + 8;
-    return fmt::format(
-        R"(<svg xmlns="http://www.w3.org/2000/svg" class="ta-figure" id="figure-{0}" data-figure="{0}" data-series="{1}" data-points="{2}" viewBox="0 0 {3} {4}" width="{3}" height="{4}" role="img" aria-label="{5}"><title>{5}</title>
-{6}</svg>
-)",
-        escape_xml(figure_.id), figure_.series.size(), points_, kWidth, height, escape_xml(figure_.title), body);
+    return svg_drawing(figure_.id, figure_.title, height, figure_.series.size(), points_, body);
   }
 
  private:
@@ -252,6 +249,15 @@ std::string escape_xml(std::string_view text) {
     }
   }
   return out;
+}
+
+std::string svg_drawing(std::string_view id, std::string_view title, double height, std::size_t lines,
+                        std::size_t marks, std::string_view body) {
+  return fmt::format(
+      R"(<svg xmlns="http://www.w3.org/2000/svg" class="ta-figure" id="figure-{0}" data-figure="{0}" data-series="{1}" data-points="{2}" viewBox="0 0 {3} {4}" width="{3}" height="{4}" role="img" aria-label="{5}"><title>{5}</title>
+{6}</svg>
+)",
+      escape_xml(id), lines, marks, kDrawingWidth, height, escape_xml(title), body);
 }
 
 std::string_view chart_style() { return kStyle; }

@@ -5,6 +5,7 @@
 // must be). Lines have the class ta-line, marks ta-mark.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -13,6 +14,11 @@
 namespace treeattn::tools {
 
 std::string escape_xml(std::string_view text);
+
+// One drawing, as wide as all are: what is in it, and the counts of lines and marks that there must be.
+inline constexpr double kDrawingWidth = 640;
+std::string svg_drawing(std::string_view id, std::string_view title, double height, std::size_t lines,
+                        std::size_t marks, std::string_view body);
 
 // The colours and strokes of all drawings: for a page that holds some.
 std::string_view chart_style();

@@ -4,12 +4,34 @@
 
 #include <string_view>
 
+#include "base/timing.h"
+
 namespace treeattn::tools {
 
-// Whether stderr is a terminal that can wipe a line.
-bool can_redraw_line();
+// For people who wait: only on a terminal that can wipe a line, only once the work has lasted two seconds, and redrawn
+// at most ten times a second. Not thread-safe.
+class TerminalLine {
+ public:
+  TerminalLine();
+  // Wipes it.
+  ~TerminalLine() { clear(); }
+  TerminalLine(const TerminalLine&) = delete;
+  TerminalLine& operator=(const TerminalLine&) = delete;
 
-// Wipes the line and writes this, no more than fits: what has gone on to a second line cannot be wiped.
-void redraw_line(std::string_view text);
+  // Whether it is time to draw it again.
+  bool due();
+  // Instead of what is there, no more than fits: what has gone on to a second line cannot be wiped.
+  void draw(std::string_view text);
+  // Wipes the line, so that something else can be printed.
+  void clear();
+  // Since the work began.
+  double seconds() const { return base::seconds_since(start_); }
+
+ private:
+  bool terminal_;
+  bool drawn_ = false;
+  base::Clock::time_point start_ = base::Clock::now();
+  base::Clock::time_point last_ = start_;
+};
 
 }  // namespace treeattn::tools

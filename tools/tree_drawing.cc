@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <vector>
@@ -14,7 +13,7 @@
 namespace treeattn::tools {
 namespace {
 
-constexpr double kWidth = 640, kMargin = 40, kTop = 48, kLevel = 46, kNodeBox = 40;
+constexpr double kMargin = 40, kTop = 48, kLevel = 46, kNodeBox = 40;
 
 // The colour says whether a message leaves its node.
 std::string message_line(double x1, double y1, double x2, double y2, bool remote) {
@@ -40,14 +39,8 @@ std::string key(double y) {
   return entry(kMargin, "tree", "inside a node") + entry(kMargin + 200, "ring", "between nodes");
 }
 
-std::string wrap(const std::string& id, const std::string& title, double height, std::size_t lines, std::size_t marks,
-                 const std::string& body) {
-  return fmt::format(
-      R"(<svg xmlns="http://www.w3.org/2000/svg" class="ta-figure" id="figure-{0}" data-figure="{0}" data-series="{1}" data-points="{2}" viewBox="0 0 {3} {4}" width="{3}" height="{4}" role="img" aria-label="{5}"><title>{5}</title>
-<text class="ta-title" x="{6}" y="20">{5}</text>
-{7}</svg>
-)",
-      escape_xml(id), lines, marks, kWidth, height, escape_xml(title), kMargin, body);
+std::string titled(const std::string& title, const std::string& body) {
+  return fmt::format("<text class=\"ta-title\" x=\"{}\" y=\"20\">{}</text>\n{}", kMargin, escape_xml(title), body);
 }
 
 // A box around the ranks of each node, along one line.
@@ -76,7 +69,7 @@ std::string draw_tree(const std::string& id, const std::string& title, Strategy 
   const std::size_t ranks = schedule.order.size();
   std::vector<double> x_of_place(ranks), x_of_rank(ranks);
   for (std::size_t place = 0; place < ranks; ++place) {
-    const double step = ranks > 1 ? (kWidth - 2 * kMargin) / static_cast<double>(ranks - 1) : 0;
+    const double step = ranks > 1 ? (kDrawingWidth - 2 * kMargin) / static_cast<double>(ranks - 1) : 0;
     x_of_place[place] = kMargin + step * static_cast<double>(place);
     x_of_rank[static_cast<std::size_t>(schedule.order[place])] = x_of_place[place];
   }
@@ -109,13 +102,13 @@ std::string draw_tree(const std::string& id, const std::string& title, Strategy 
     marks += rank_mark(x_of_place[place], bottom, schedule.order[place]);
   }
   const double end = bottom + kNodeBox + 24;
-  return wrap(id, title, end + 8, messages, ranks,
-              node_boxes(schedule.order, node_of_rank, x_of_place, bottom) + lines + marks + key(end));
+  const std::string body = node_boxes(schedule.order, node_of_rank, x_of_place, bottom) + lines + marks + key(end);
+  return svg_drawing(id, title, end + 8, messages, ranks, titled(title, body));
 }
 
 std::string draw_ring(const std::string& id, const std::string& title, std::span<const int> node_of_rank) {
   const std::vector<int> ring = plan::ranks_by_node(node_of_rank);
-  const double radius = 110, x0 = kWidth / 2, y0 = kTop + radius + 12;
+  const double radius = 110, x0 = kDrawingWidth / 2, y0 = kTop + radius + 12;
   struct Point {
     double x, y;
   };
@@ -136,7 +129,7 @@ std::string draw_ring(const std::string& id, const std::string& title, std::span
   const double end = y0 + radius + 40;
   marks += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">K and V, {} steps</text>\n", x0, y0 + 4,
                        ring.size() - 1);
-  return wrap(id, title, end + 8, ring.size(), ring.size(), lines + marks + key(end));
+  return svg_drawing(id, title, end + 8, ring.size(), ring.size(), titled(title, lines + marks + key(end)));
 }
 
 }  // namespace treeattn::tools

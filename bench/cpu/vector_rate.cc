@@ -132,7 +132,7 @@ class Report {
   }
 
   void shares() {
-    const double reading = probe_.measure(pool_, kReadings).best;
+    const double reading = probe_.measure(pool_, kReadings);
     if (settings_.json) {
       fmt::print("{}\n", nlohmann::ordered_json({{"read_gb_s", reading}}).dump());
     } else {

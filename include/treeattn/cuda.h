@@ -43,7 +43,7 @@ class CudaPlan {
 
   // out [batch, queries, heads, v.head_dim] and lse [batch, queries, heads] or null: float32, device memory. stream: a
   // cudaStream_t. The bits depend on inputs, options and order alone: not on the GPU, the batch or the other work on
-  // it.
+  // it. Nothing waits. Both throw Unavailable when the GPU says no.
   void attention(float* out, float* lse, void* stream);
   // states [batch, queries, heads, v.head_dim + 2], device memory: stopped before the sinks and the division.
   void attention_states(float* states, void* stream);

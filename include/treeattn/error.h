@@ -42,7 +42,7 @@ class LostRanks : public Error {
   std::vector<int> lost_so_far_;
 };
 
-// A file that is missing, damaged, or not what it should be.
+// A file that is missing, damaged, not what it should be, or cannot be written.
 class BadFile : public Error {
  public:
   using Error::Error;

@@ -51,7 +51,9 @@ struct TokenRange {
   bool operator==(const TokenRange&) const = default;
 };
 
-// Not thread-safe. One that was moved from may be assigned to and destroyed, nothing else.
+// Not thread-safe. One that was moved from may be assigned to and destroyed, nothing else. Holds the communicator, and
+// copies what is written to it. Calls throw InvalidArgument, before anything has changed, for a sequence, layer, length
+// or view that they do not take.
 class KvCache {
  public:
   static constexpr int kHost = -1;
@@ -132,7 +134,7 @@ class KvCache {
   static KvCache load(std::shared_ptr<Communicator> communicator, const std::filesystem::path& directory,
                       std::span<const double> weights = {}, int gpu = kHost);
 
-  // For the attention calls of this library.
+  // For the attention calls of this library. The cache's own.
   const parallel::KvStore& store() const { return *store_; }
 
  private:
@@ -143,7 +145,7 @@ class KvCache {
 // Collective. Weights by which every rank needs as long as the others to read what it carries: the bandwidth of reading
 // its memory, GB/s, measured on all ranks at the same time, on 512 MiB each. gpu: where this rank's pages will lie, as
 // in KvCache; the pool is the one it will decode with. A cache on CPUs and GPUs together needs canonical = false in
-// ParallelOptions.
+// ParallelOptions. Throws InvalidArgument, Unavailable where there is no such GPU, LostRanks.
 std::vector<double> bandwidth_weights(Communicator& communicator, int gpu, ThreadPool& pool);
 
 }  // namespace treeattn

@@ -66,6 +66,7 @@ struct GenerateOptions {
   bool ignore_eos = false;                       // the model's own do not end the text
   bool recover = false;                          // go on without ranks that are lost
   const std::atomic<bool>* interrupt = nullptr;  // true on any rank: all stop after the next token or piece of prompt
+                                                 // (the caller's, read while the call lasts)
 };
 
 enum class StopReason : std::uint8_t { kMaxTokens, kStopToken, kStopString, kContext, kInterrupted };
@@ -120,10 +121,12 @@ struct LlamaLoadOptions {
 class LlamaModel {
  public:
   // A directory as Hugging Face has them: config.json, model.safetensors or its shards, and, unless only tokens are
-  // used, tokenizer.json. Throws BadFile.
+  // used, tokenizer.json. Throws BadFile; InvalidArgument for options that it does not take; Unavailable where there is
+  // no such GPU or no memory, or for a tokenizer in a build without PCRE2.
   static std::shared_ptr<const LlamaModel> load(const std::filesystem::path& directory,
                                                 const LlamaLoadOptions& options = {});
-  // Random weights in the shape of "llama-3.2-1b" and others; no tokenizer. For benchmarks. Throws InvalidArgument.
+  // Random weights in the shape of "llama-3.2-1b" and others; no tokenizer. For benchmarks. Throws InvalidArgument,
+  // Unavailable.
   static std::shared_ptr<const LlamaModel> random(std::string_view shape, std::uint64_t seed,
                                                   const LlamaLoadOptions& options = {});
   ~LlamaModel();
@@ -134,8 +137,11 @@ class LlamaModel {
   // With the token that begins a text in front, as the model was trained. Throws InvalidArgument for text that is not
   // UTF-8; Unavailable without a tokenizer.
   std::vector<std::int32_t> encode(std::string_view text) const;
+  // The bytes of the tokens, special ones left out. Throws InvalidArgument for one that the tokenizer does not have;
+  // Unavailable without a tokenizer.
   std::string decode(std::span<const std::int32_t> tokens) const;
 
+  // For sessions.
   struct Impl;
   const Impl& impl() const { return *impl_; }
 
@@ -157,9 +163,12 @@ struct LlamaOptions {
 // different threads too. One that was moved from may be destroyed, nothing else.
 class LlamaSession {
  public:
+  // Holds the model and the communicator; the pool is the caller's and must outlive it. Throws InvalidArgument,
+  // Unavailable.
   LlamaSession(std::shared_ptr<const LlamaModel> model, std::shared_ptr<Communicator> communicator, ThreadPool& pool,
                const LlamaOptions& options = {});
-  // Collective. What save() wrote, on any number of ranks; the type and the order of the cache are the file's.
+  // Collective. What save() wrote, on any number of ranks; the type and the order of the cache are the file's. Throws
+  // BadFile, on every rank, also for the text of a model of another shape.
   static LlamaSession load(const std::filesystem::path& directory, std::shared_ptr<const LlamaModel> model,
                            std::shared_ptr<Communicator> communicator, ThreadPool& pool,
                            const LlamaOptions& options = {});

@@ -4,6 +4,9 @@
 // A row is [m_log2, l, o[0] ... o[v_dim - 1]]: the largest logit in log2 units, the sum of 2^(logit - m_log2), and the
 // unnormalised sum of 2^(logit - m_log2) * v. Rows of disjoint key sets merge into the row of their union. The
 // identity, the state of no keys, is (-inf, 0, 0 ...).
+//
+// Where what a function requires does not hold it throws InvalidArgument, and has written nothing. All are thread-safe
+// on memory of their own.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +28,7 @@ void merge_states(std::span<float> lower, std::span<const float> higher, std::in
 
 // out [rows, v_dim] = o / l and, unless empty, lse [rows] = ln(2) * m_log2 + ln(l). The identity gives (0, -inf).
 // sinks, unless empty, holds `heads` logits (natural units); row r gets sinks[r % heads]; a NaN shows. `out` and
-// `lse` may not overlap each other, states or sinks (InvalidArgument).
+// `lse` may not overlap each other, states or sinks. Requires these sizes, and rows a multiple of heads.
 void finalize_states(std::span<const float> states, std::int64_t v_dim, std::span<const float> sinks,
                      std::span<float> out, std::span<float> lse);
 

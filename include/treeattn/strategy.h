@@ -26,9 +26,9 @@ inline constexpr Strategy kAllStrategies[] = {Strategy::kPaper,     Strategy::kT
 // ranks.
 constexpr bool same_bits(Strategy strategy) { return strategy != Strategy::kPaper && strategy != Strategy::kTwoPhase; }
 
-// "paper", "two_phase", "merge", "butterfly", "gather", "two_level", "ring", "auto".
+// "paper", "two_phase", "merge", "butterfly", "gather", "two_level", "ring", "auto". Both throw InvalidArgument, naming
+// what is accepted.
 std::string_view strategy_name(Strategy strategy);
-// Throws InvalidArgument, naming what is accepted.
 Strategy parse_strategy(std::string_view name);
 
 }  // namespace treeattn

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Non-owning views of q, K and V. A view copies nothing and owns nothing: the memory must outlive the call it is
 // passed to. Strides are in elements, 1 or more (0 along one row); the innermost dimension (head_dim) is contiguous.
+// Nothing here throws: the call that a view is passed to refuses what it does not take, by name (InvalidArgument).
 #pragma once
 
 #include <cstdint>

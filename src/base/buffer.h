@@ -11,11 +11,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "base/memory_meter.h"
-
 namespace treeattn::base {
 
-// Movable, not copyable. The meter, if any, must outlive the buffer.
+// Movable, not copyable.
 class Buffer {
  public:
   static constexpr std::size_t kLine = 64;
@@ -24,7 +22,7 @@ class Buffer {
 
   Buffer() = default;
   // Throws std::bad_alloc.
-  explicit Buffer(std::size_t bytes, AllocationMeter* meter = nullptr) : bytes_(bytes), meter_(meter) {
+  explicit Buffer(std::size_t bytes) : bytes_(bytes) {
     if (bytes == 0) return;
     // Through operator new, so that a program that replaces it to count allocations sees these too.
     data_ = ::operator new(bytes, alignment());
@@ -32,9 +30,10 @@ class Buffer {
     // With 4 KiB pages a stream over a gigabyte spends its time in the page walker. Advice only: refusal is harmless.
     if (bytes >= kHugeFrom) ::madvise(data_, bytes, MADV_HUGEPAGE);
 #endif
-    if (meter_ != nullptr) meter_->add(bytes_);
   }
-  ~Buffer() { release(); }
+  ~Buffer() {
+    if (data_ != nullptr) ::operator delete(data_, alignment());
+  }
 
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {
@@ -65,18 +64,10 @@ class Buffer {
   void swap(Buffer& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
-    std::swap(meter_, other.meter_);
-  }
-
-  void release() noexcept {
-    if (data_ == nullptr) return;
-    ::operator delete(data_, alignment());
-    if (meter_ != nullptr) meter_->remove(bytes_);
   }
 
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
-  AllocationMeter* meter_ = nullptr;
 };
 
 }  // namespace treeattn::base

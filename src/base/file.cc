@@ -7,9 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <string>
 #include <system_error>
 #include <utility>
 
@@ -77,6 +75,22 @@ void File::write(std::span<const std::byte> bytes) {
 void File::finish() {
   if (::fsync(descriptor_) != 0) throw_errno(path_, "write to the disk");
   if (::close(std::exchange(descriptor_, -1)) != 0) throw_errno(path_, "close");
+}
+
+std::vector<std::byte> read_bytes(const std::filesystem::path& path) {
+  File file = File::open(path);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(file.size()));
+  file.read(bytes);
+  return bytes;
+}
+
+std::string read_text(const std::filesystem::path& path, std::uint64_t limit) {
+  File file = File::open(path);
+  const std::uint64_t size = file.size();
+  if (size > limit) throw_bad_file(path, fmt::format("{} bytes; accepted: at most {}", size, limit));
+  std::string text(static_cast<std::size_t>(size), '\0');
+  file.read(std::as_writable_bytes(std::span(text)));
+  return text;
 }
 
 void sync_directory(const std::filesystem::path& directory) {

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace treeattn::base {
 
@@ -24,6 +26,7 @@ class File {
   File& operator=(File&&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
+  int descriptor() const { return descriptor_; }
   std::uint64_t size() const;
   // The next bytes. read throws when the file ends before them.
   void read(std::span<std::byte> bytes);
@@ -36,6 +39,11 @@ class File {
   std::filesystem::path path_;
   int descriptor_ = -1;
 };
+
+// All of a file.
+std::vector<std::byte> read_bytes(const std::filesystem::path& path);
+// The same as text; one of more than `limit` bytes is refused.
+std::string read_text(const std::filesystem::path& path, std::uint64_t limit);
 
 // Makes the names in a directory durable.
 void sync_directory(const std::filesystem::path& directory);

@@ -10,13 +10,11 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <map>
 #include <set>
 #include <sstream>
-#include <thread>
 #include <utility>
 
 namespace treeattn::base {

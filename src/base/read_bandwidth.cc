@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <atomic>
 #include <new>
-#include <vector>
 
 #include "base/available_memory.h"
+#include "base/round_up.h"
 #include "base/timing.h"
 
 namespace treeattn::base {
@@ -67,13 +67,13 @@ ReadBandwidthProbe::ReadBandwidthProbe(ThreadPool& pool, std::size_t bytes) : bu
   constexpr std::size_t kPiece = std::size_t{1} << 17;  // words
   auto* words = buffer_.as<std::uint64_t>();
   const std::size_t count = buffer_.bytes() / sizeof(std::uint64_t);
-  pool.run((count + kPiece - 1) / kPiece, [&](std::size_t task, int) {
+  pool.run(divide_up(count, kPiece), [&](std::size_t task, int) {
     const std::size_t begin = task * kPiece;
     fill(words + begin, std::min(kPiece, count - begin), begin);
   });
 }
 
-Bandwidth ReadBandwidthProbe::measure(ThreadPool& pool, int repeats) {
+double ReadBandwidthProbe::measure(ThreadPool& pool, int repeats) {
   const std::size_t pieces = kPiecesPerThread * static_cast<std::size_t>(pool.size());
   const Vec* data = buffer_.as<Vec>();
   std::atomic<std::uint64_t> sum{0};
@@ -87,19 +87,18 @@ Bandwidth ReadBandwidthProbe::measure(ThreadPool& pool, int repeats) {
     return static_cast<double>(pieces * piece_vecs * sizeof(Vec)) / seconds_since(start) * 1e-9;
   };
   const Way* fastest = kWays;
-  std::vector<double> rates(1, 0.0);
+  double best = 0;
   for (const Way& way : kWays) {
     const double rate = rate_of(way);
-    if (rate > rates[0]) fastest = &way, rates[0] = rate;
+    if (rate > best) fastest = &way, best = rate;
   }
-  for (int repeat = 1; repeat < repeats; ++repeat) rates.push_back(rate_of(*fastest));
+  for (int repeat = 1; repeat < repeats; ++repeat) best = std::max(best, rate_of(*fastest));
   sink_ ^= sum.load();
-  std::sort(rates.begin(), rates.end());
-  return {rates.back(), rates[rates.size() / 2]};
+  return best;
 }
 
 double read_bandwidth(ThreadPool& pool, std::size_t bytes, int repeats) {
-  return ReadBandwidthProbe(pool, bytes).measure(pool, repeats).best;
+  return ReadBandwidthProbe(pool, bytes).measure(pool, repeats);
 }
 
 }  // namespace treeattn::base

@@ -10,12 +10,6 @@
 
 namespace treeattn::base {
 
-// GB/s, 1 GB = 1e9 bytes.
-struct Bandwidth {
-  double best = 0;
-  double median = 0;
-};
-
 // Keeps its buffer, so that a benchmark can measure again right beside each figure: a shared machine does not stay the
 // same from one minute to the next.
 class ReadBandwidthProbe {
@@ -28,8 +22,8 @@ class ReadBandwidthProbe {
   explicit ReadBandwidthProbe(ThreadPool& pool, std::size_t bytes = kDefaultBytes);
 
   // Reads the whole buffer in each way once and then in the fastest, so that this one has `repeats` passes (at least
-  // one), with this pool, which need not be the one that filled it.
-  Bandwidth measure(ThreadPool& pool, int repeats);
+  // one), with this pool, which need not be the one that filled it. The best, in GB/s, 1 GB = 1e9 bytes.
+  double measure(ThreadPool& pool, int repeats);
 
   std::size_t bytes() const { return buffer_.bytes(); }
 

@@ -4,10 +4,10 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/round_up.h"
 #include "comm/group.h"
 
 namespace treeattn {
@@ -26,8 +26,9 @@ std::vector<int> children_of(int place, int size) {
 
 int parent_of(int place) { return place & (place - 1); }
 
-std::size_t padded(std::size_t bytes) {
-  return (bytes + base::Buffer::kLine - 1) / base::Buffer::kLine * base::Buffer::kLine;
+// ceil(log2 ranks)
+std::uint64_t rounds_of(int ranks) {
+  return static_cast<std::uint64_t>(std::bit_width(static_cast<unsigned>(ranks - 1)));
 }
 
 void copy(std::span<std::byte> to, std::span<const std::byte> from) {
@@ -35,8 +36,6 @@ void copy(std::span<std::byte> to, std::span<const std::byte> from) {
 }
 
 }  // namespace
-
-int comm::rounds_of(int ranks) { return static_cast<int>(std::bit_width(static_cast<unsigned>(ranks - 1))); }
 
 void Communicator::allreduce(std::span<std::byte> data, std::size_t element_bytes, const ReduceFn& reduce,
                              std::optional<Seconds> deadline) {
@@ -47,7 +46,7 @@ void Communicator::allreduce(std::span<std::byte> data, std::size_t element_byte
   base::require(reduce != nullptr, "reduce is empty; accepted: a function");
   const Call call = impl_->begin("allreduce", deadline);
   if (size() == 1) return;
-  const std::size_t stride = padded(data.size());
+  const std::size_t stride = base::round_up(data.size(), base::Buffer::kLine);
   const auto memory = impl_->scratch(2 * stride);
   const auto mine = memory.subspan(0, data.size());
   const auto theirs = memory.subspan(stride, data.size());
@@ -73,7 +72,7 @@ void Communicator::allreduce(std::span<std::byte> data, std::size_t element_byte
   }
   impl_->finish(down, call);
   copy(data, result);
-  impl_->traffic.steps += 2 * static_cast<std::uint64_t>(comm::rounds_of(size()));
+  impl_->traffic.steps += 2 * rounds_of(size());
 }
 
 void Communicator::Impl::allgather(std::span<const std::byte> mine, std::span<std::byte> all, const Call& call) {
@@ -127,7 +126,7 @@ void Communicator::broadcast(std::span<std::byte> data, int root, std::optional<
   }
   impl_->finish(down, call);
   if (place != 0) copy(data, memory);
-  impl_->traffic.steps += static_cast<std::uint64_t>(comm::rounds_of(size()));
+  impl_->traffic.steps += rounds_of(size());
 }
 
 void Communicator::barrier(std::optional<Seconds> deadline) {

@@ -6,12 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <numeric>
-#include <tuple>
 #include <utility>
 
 #include "base/check.h"
+#include "base/counting.h"
 #include "comm/group.h"
 #include "comm/survivors.h"
 #include "comm/topology.h"
@@ -24,12 +22,6 @@ using comm::Call;
 using comm::Channel;
 using comm::checked;
 using comm::name_ranks;
-
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 int checked_context(int context) {
   if (context > comm::kMaxContext) {
@@ -231,7 +223,7 @@ std::span<std::byte> Communicator::Impl::scratch(std::size_t bytes) {
 Communicator::Communicator(std::shared_ptr<comm::Transport> transport) {
   base::require(transport != nullptr, "transport = null; accepted: a transport");
   auto endpoint = std::make_shared<comm::Endpoint>(std::move(transport));
-  auto family = endpoint->make_family(0, all_ranks(endpoint->transport()->size()));
+  auto family = endpoint->make_family(0, base::counting(endpoint->transport()->size()));
   impl_ = std::make_unique<Impl>(std::move(endpoint), std::move(family), std::vector<int>(), 0, kDefaultDeadline);
 }
 

@@ -3,7 +3,6 @@
 // these ranks has. So split() and shrink() make groups out of numbers alone.
 #pragma once
 
-#include <array>
 #include <memory>
 #include <optional>
 #include <span>
@@ -31,9 +30,6 @@ enum class Channel : int { kPointToPoint, kInCall, kCollective };
 inline constexpr int kChannels = 3;
 inline constexpr int kMaxContext = (Transport::kMaxTag + 1) / kChannels - 1;
 inline int tag_of(int context, Channel channel) { return kChannels * context + static_cast<int>(channel); }
-
-// ceil(log2 ranks)
-int rounds_of(int ranks);
 
 // Throws InvalidArgument unless it is a number above 0.
 Seconds checked(Seconds deadline);

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/round_up.h"
 #include "comm/group.h"
 #include "comm/mpi_blocks.h"
 #include "comm/topology.h"
@@ -291,7 +292,7 @@ class MpiTransport final : public Transport {
     message->receiving = receiving;
     message->other = other;
     message->bytes = bytes;
-    const std::size_t blocks = std::max<std::size_t>(1, (bytes + largest_block - 1) / largest_block);
+    const std::size_t blocks = std::max<std::size_t>(1, base::divide_up(bytes, largest_block));
     message->pieces.assign(kSimulated ? blocks : 1, MPI_REQUEST_NULL);
     for (std::size_t i = 0; i < message->pieces.size(); ++i) {
       const int code = post(message->begin_of(i), Length(message->bytes_of(i)), &message->pieces[i]);

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "base/half.h"
+#include "base/round_up.h"
 #include "kernels/case_list.h"
 #include "kernels/problem.h"
 
@@ -63,7 +64,7 @@ void CaseData::KvStore::allocate(const Case& shape, Layout layout, DType dtype, 
   if (layout == Layout::kTokensFirst) view = KvView::tokens_first(nullptr, dtype, batch, tokens, heads, dim);
   if (layout == Layout::kHeadsFirst) view = KvView::heads_first(nullptr, dtype, batch, tokens, heads, dim);
   if (layout == Layout::kPaged) {
-    const auto pages_for = [&](std::int64_t count) { return (count + shape.page_tokens - 1) / shape.page_tokens; };
+    const auto pages_for = [&](std::int64_t count) { return base::divide_up(count, shape.page_tokens); };
     const std::int64_t per_sequence = pages_for(tokens);
     std::vector<std::int64_t> used(index(batch), per_sequence);
     for (std::size_t b = 0; b < shape.lengths.size(); ++b) used[b] = pages_for(shape.lengths[b]);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "merge/rows.h"
 
-#include <cmath>
 #include <vector>
 
 #include "base/check.h"

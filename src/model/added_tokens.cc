@@ -7,6 +7,7 @@
 #include "model/utf8.h"
 
 namespace treeattn::model {
+
 void AddedTokens::Table::make() {
   std::sort(tokens.begin(), tokens.end(), [](const AddedToken& a, const AddedToken& b) { return a.text < b.text; });
   first.assign(257, 0);

@@ -2,12 +2,12 @@
 #include "model/agreement.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <map>
-#include <string>
 #include <vector>
 
 #include "parallel/agree.h"
@@ -42,12 +42,12 @@ bool require_agreement(Communicator& communicator, const std::function<std::uint
   if (votes.size() == 1) return flag;
   const auto fewer = [](const auto& a, const auto& b) { return a.second < b.second; };
   const std::uint64_t usual = std::max_element(votes.begin(), votes.end(), fewer)->first;
-  std::string others;
+  std::vector<std::size_t> others;
   for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r].digest != usual) others += (others.empty() ? "" : ", ") + std::to_string(r);
+    if (all[r].digest != usual) others.push_back(r);
   }
-  throw Error(fmt::format("the ranks do not agree on {}: rank {} of {} has other bits than the rest", what, others,
-                          all.size()));
+  throw Error(fmt::format("the ranks do not agree on {}: rank {} of {} has other bits than the rest", what,
+                          fmt::join(others, ", "), all.size()));
 }
 
 }  // namespace treeattn::model

@@ -7,6 +7,7 @@
 #include "base/half.h"
 #include "parallel/agree.h"
 #include "parallel/choose_link.h"
+#include "parallel/tree_attention.h"
 #include "treeattn/state.h"
 
 namespace treeattn::model {
@@ -94,14 +95,9 @@ const std::byte* CacheAttention::after(const void* q, std::int64_t rows) const {
 
 kernels::Problem CacheAttention::problem_of(const parallel::KvBatch& batch, const QueryView& q,
                                             std::span<const std::int64_t> first_query) const {
-  AttentionInput in;
-  in.q = q;
-  in.k = batch.k;
-  in.v = batch.v;
-  in.lengths = batch.lengths;
-  in.first_query = first_query;
-  in.order = cache_.config().order;
-  return kernels::make_problem(in, options_, &cache_.store().shares().nodes_of(cache_.communicator()->rank()));
+  const parallel::KvStore& store = cache_.store();
+  return kernels::make_problem(parallel::input_of(store, batch, q, first_query), options_,
+                               &store.shares().nodes_of(cache_.communicator()->rank()));
 }
 
 // The whole tree is this rank's: what comes out is the result.

@@ -64,8 +64,6 @@ class CacheAttention {
   // heard from, and the results are worthless.
   void confirm();
 
-  std::string why() const { return attention_.why(); }
-
  private:
   kernels::cuda::RankDevice* device() const { return cache_.store().device(); }
   bool alone_on_gpu() const { return device() != nullptr && cache_.communicator()->size() == 1; }

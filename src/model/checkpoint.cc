@@ -6,7 +6,6 @@
 #include <fmt/ranges.h>
 
 #include <map>
-#include <utility>
 
 #include "base/file.h"
 #include "model/json.h"
@@ -34,7 +33,7 @@ class Shards : public Checkpoint {
  public:
   explicit Shards(const std::filesystem::path& index) : index_(index) {
     std::map<std::string, std::size_t> opened;
-    for (const auto& [tensor, file] : parse_safetensors_index(read_text(index, kLargestIndex), index.string())) {
+    for (const auto& [tensor, file] : parse_safetensors_index(base::read_text(index, kLargestIndex), index.string())) {
       const auto [place, fresh] = opened.try_emplace(file, files_.size());
       if (fresh) files_.emplace_back(index.parent_path() / file);
       if (!files_[place->second].contains(tensor)) {

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <array>
-
 #include "base/check.h"
 #include "base/file.h"
 #include "kernels/head_dims.h"
@@ -166,7 +164,7 @@ LlamaConfig parse_config(std::string_view text, const std::string& name) {
 }
 
 LlamaConfig read_config(const std::filesystem::path& file) {
-  return parse_config(read_text(file, kLargestConfigFile), file.string());
+  return parse_config(base::read_text(file, kLargestConfigFile), file.string());
 }
 
 std::vector<std::string_view> known_shapes() {

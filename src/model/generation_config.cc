@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "base/file.h"
 #include "model/json.h"
 #include "model/token_ids.h"
 
@@ -60,7 +61,7 @@ GenerationConfig parse_generation_config(std::string_view text, const std::strin
 }
 
 GenerationConfig read_generation_config(const std::filesystem::path& file) {
-  return parse_generation_config(read_text(file, kLargestGenerationFile), file.string());
+  return parse_generation_config(base::read_text(file, kLargestGenerationFile), file.string());
 }
 
 }  // namespace treeattn::model

@@ -4,9 +4,7 @@
 #include <fmt/format.h>
 
 #include <limits>
-#include <span>
 #include <unordered_set>
-#include <utility>
 
 #include "base/file.h"
 #include "treeattn/error.h"
@@ -25,15 +23,6 @@ std::string shown(std::string_view text) {
   }
   if (text.size() > kLongest) out += "...";
   return out;
-}
-
-std::string read_text(const std::filesystem::path& path, std::uint64_t limit) {
-  base::File file = base::File::open(path);
-  const std::uint64_t size = file.size();
-  if (size > limit) base::throw_bad_file(path, fmt::format("{} bytes; accepted: at most {}", size, limit));
-  std::string text(static_cast<std::size_t>(size), '\0');
-  file.read(std::as_writable_bytes(std::span(text)));
-  return text;
 }
 
 void refuse_lfs_pointer(std::string_view text, const std::string& name) {

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,9 +15,6 @@
 namespace treeattn::model {
 
 using Json = nlohmann::json;
-
-// The bytes of a file of at most `limit` bytes.
-std::string read_text(const std::filesystem::path& file, std::uint64_t limit);
 
 // Throws BadFile for what a clone without Git LFS has in the place of a large file.
 void refuse_lfs_pointer(std::string_view text, const std::string& name);

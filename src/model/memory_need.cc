@@ -2,12 +2,13 @@
 #include "model/memory_need.h"
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
+#include "base/counting.h"
 #include "model/activations.h"
 #include "model/weights.h"
 #include "parallel/kv_store.h"
+#include "parallel/ring_pass.h"
 #include "plan/shares.h"
 #include "plan/tree_order.h"
 #include "treeattn/kv_cache.h"
@@ -18,12 +19,10 @@ namespace {
 
 // Chunks [0, chunks) that the fullest rank carries.
 std::int64_t most_chunks(const ReductionOrder& order, std::int64_t chunks, int ranks) {
-  std::vector<int> all(static_cast<std::size_t>(ranks));
-  std::iota(all.begin(), all.end(), 0);
-  const plan::Shares shares = plan::Shares::weighted(order.branches, all, {});
+  const plan::Shares shares = plan::Shares::weighted(order.branches, base::counting(ranks), {});
   std::vector<std::int64_t> of_leaf(static_cast<std::size_t>(order.branches), 0);
   for (std::int64_t c = 0; c < chunks; ++c) ++of_leaf[static_cast<std::size_t>(plan::leaf_of_chunk(order, c))];
-  std::vector<std::int64_t> of_rank(all.size(), 0);
+  std::vector<std::int64_t> of_rank(static_cast<std::size_t>(ranks), 0);
   for (std::size_t leaf = 0; leaf < of_leaf.size(); ++leaf) {
     of_rank[static_cast<std::size_t>(shares.rank_of(static_cast<int>(leaf)))] += of_leaf[leaf];
   }
@@ -59,7 +58,7 @@ MemoryNeed memory_need(const LlamaConfig& c, const LlamaOptions& options, Weight
       static_cast<std::size_t>(rows * c.heads) * state_floats(c.head_dim) * sizeof(float) * levels;
   const std::size_t travelling = ranks == 1          ? 0
                                  : options.gather_kv ? static_cast<std::size_t>(chunks)
-                                                     : share + share / 16 + 1;
+                                                     : share + share / parallel::kPiecesPerShare + 1;
   need.passing = travelling * chunk_bytes + states;
   return need;
 }

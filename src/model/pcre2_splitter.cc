@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <new>
-#include <utility>
 
 #include "base/file.h"
 #include "model/json.h"

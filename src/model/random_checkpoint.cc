@@ -4,12 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <new>
 
 #include "base/half.h"
 #include "base/mix.h"
+#include "base/round_up.h"
 #include "base/virtual_memory.h"
 #include "model/checkpoint.h"
 #include "model/json.h"
@@ -42,7 +42,7 @@ class RandomCheckpoint : public Checkpoint {
       first_block_.push_back(blocks);
       blocks += blocks_of(begins_.size() - 1);
       bytes += static_cast<std::size_t>(tensor.elements()) * sizeof(std::uint16_t);
-      bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+      bytes = base::round_up(bytes, kAlignment);
     }
     try {
       memory_ = base::VirtualMemory(bytes);
@@ -97,7 +97,7 @@ class RandomCheckpoint : public Checkpoint {
 
   std::size_t elements(std::size_t tensor) const { return static_cast<std::size_t>(list_[tensor].elements()); }
 
-  std::size_t blocks_of(std::size_t tensor) const { return (elements(tensor) + kBlock - 1) / kBlock; }
+  std::size_t blocks_of(std::size_t tensor) const { return base::divide_up(elements(tensor), kBlock); }
 
   std::vector<NamedShape> list_;
   std::uint64_t seed_;

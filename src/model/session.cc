@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <utility>
 
 #include "base/check.h"
 #include "base/checksum.h"
+#include "base/counting.h"
 #include "base/timing.h"
 #include "model/agreement.h"
 #include "model/sampler.h"
@@ -83,8 +83,7 @@ Session::Session(std::unique_ptr<Llama> llama, const Tokenizer* tokenizer, std::
   if (pending.size() > 1) prompt_end_ = static_cast<std::int64_t>(known_.size());
   prompt_logits_.resize(static_cast<std::size_t>(llama_->config().vocab));
   logits_ = prompt_logits_;
-  members_.resize(static_cast<std::size_t>(llama_->communicator()->size()));
-  std::iota(members_.begin(), members_.end(), 0);
+  members_ = base::counting(llama_->communicator()->size());
 }
 
 void Session::check(std::span<const std::int32_t> prompt, const GenerateOptions& options) const {

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -152,9 +151,7 @@ SavedText parse_saved_text(std::span<const std::byte> bytes) {
 }
 
 SavedText read_saved_text(const std::filesystem::path& path) {
-  base::File file = base::File::open(path);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(file.size()));
-  file.read(bytes);
+  const std::vector<std::byte> bytes = base::read_bytes(path);
   try {
     return parse_saved_text(bytes);
   } catch (const InvalidArgument& error) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "model/json.h"
 #include "model/splitter.h"
 #include "model/tokenizer_file.h"
@@ -61,7 +62,7 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
 Tokenizer Tokenizer::read(const std::filesystem::path& file) {
-  return parse(read_text(file, kLargestTokenizerFile), file.string());
+  return parse(base::read_text(file, kLargestTokenizerFile), file.string());
 }
 
 Tokenizer Tokenizer::parse(std::string_view json, const std::string& name) {

@@ -186,7 +186,7 @@ class Weights::Loader {
     const auto* bytes = static_cast<const unsigned char*>(matrix.data);
     const std::size_t size = matrix_bytes(matrix);
     std::atomic<unsigned> sum = 0;  // so that the reading cannot be optimised away
-    pool_.run((size + kPart - 1) / kPart, [&](std::size_t part, int) {
+    pool_.run(base::divide_up(size, kPart), [&](std::size_t part, int) {
       unsigned mine = 0;
       for (std::size_t i = part * kPart; i < std::min(size, (part + 1) * kPart); i += kPage) mine += bytes[i];
       sum += mine;

@@ -35,7 +35,7 @@ struct WeightOptions {
   WeightFormat format = WeightFormat::kAsStored;
   // Whether the backend reads the memory of the checkpoint itself; false: everything is copied by from_host.
   bool host_memory = true;
-  // Called with bytes done and bytes in all, now and then.
+  // Called now and then with the parameters done and those in all.
   std::function<void(std::size_t done, std::size_t total)> progress;
 };
 

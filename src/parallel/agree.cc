@@ -19,15 +19,19 @@
 
 namespace treeattn::parallel {
 
+std::optional<int> first_failed(Communicator& communicator, bool failed) {
+  const std::vector<std::uint8_t> all = gathered<std::uint8_t>(communicator, failed ? 1 : 0);
+  const auto first = std::find(all.begin(), all.end(), 1);
+  return first == all.end() ? std::nullopt : std::optional(static_cast<int>(first - all.begin()));
+}
+
 std::string failure_of_any(Communicator& communicator, const std::string& failure) {
-  const std::vector<std::uint8_t> failed = gathered<std::uint8_t>(communicator, failure.empty() ? 0 : 1);
-  const auto first = std::find(failed.begin(), failed.end(), 1);
-  if (first == failed.end()) return {};
-  const auto root = static_cast<int>(first - failed.begin());
+  const std::optional<int> root = first_failed(communicator, !failure.empty());
+  if (!root) return {};
   std::array<char, 1024> text{};  // zero at the end
-  if (communicator.rank() == root) std::memcpy(text.data(), failure.data(), std::min(failure.size(), text.size() - 1));
-  communicator.broadcast(std::as_writable_bytes(std::span(text)), root);
-  return failure.empty() ? fmt::format("rank {}: {}", root, text.data()) : failure;
+  if (communicator.rank() == *root) std::memcpy(text.data(), failure.data(), std::min(failure.size(), text.size() - 1));
+  communicator.broadcast(std::as_writable_bytes(std::span(text)), *root);
+  return failure.empty() ? fmt::format("rank {}: {}", *root, text.data()) : failure;
 }
 
 void throw_if_any_failed(Communicator& communicator, const std::string& failure) {

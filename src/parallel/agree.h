@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -56,6 +57,8 @@ std::string failure_of(const Body& body) {
   }
 }
 
+// Collective. The lowest rank that has failed; nothing where none has.
+std::optional<int> first_failed(Communicator& communicator, bool failed);
 // Collective. Where `failure` is not empty on some rank: the rank's own, or that of the lowest rank that has one, with
 // its number.
 std::string failure_of_any(Communicator& communicator, const std::string& failure);

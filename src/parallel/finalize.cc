@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "base/round_up.h"
 #include "treeattn/state.h"
 
 namespace treeattn::parallel {
@@ -21,8 +22,8 @@ void finalize_on(ThreadPool& pool, std::span<const float> states, std::int64_t v
   const std::size_t rows = states.size() / row_floats;
   // A task begins with the first sink, as they go round with the rows.
   const std::size_t round = std::max<std::size_t>(1, sinks.size());
-  const std::size_t task_rows = (kRowsPerTask + round - 1) / round * round;
-  pool.run((rows + task_rows - 1) / task_rows, [&](std::size_t task, int) {
+  const std::size_t task_rows = base::round_up(kRowsPerTask, round);
+  pool.run(base::divide_up(rows, task_rows), [&](std::size_t task, int) {
     const std::size_t first = task * task_rows;
     const std::size_t count = std::min(task_rows, rows - first);
     finalize_states(states.subspan(first * row_floats, count * row_floats), v_dim, sinks,

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -18,6 +17,7 @@
 
 #include "base/buffer.h"
 #include "base/checksum.h"
+#include "base/counting.h"
 #include "base/file.h"
 #include "base/timing.h"
 #include "parallel/agree.h"
@@ -153,13 +153,6 @@ void read_branch(KvStore& store, const fs::path& directory, std::uint64_t genera
   for (std::size_t i = 0; i < pages.size(); ++i) stream.read(store.pool(), pages[i], tokens[i]);
 }
 
-std::vector<std::byte> read_manifest(const fs::path& path) {
-  File file = File::open(path);
-  std::vector<std::byte> bytes(file.size());
-  file.read(bytes);
-  return bytes;
-}
-
 Manifest parsed_manifest(const fs::path& path, std::span<const std::byte> bytes) {
   try {
     return parse_manifest(bytes);
@@ -194,7 +187,7 @@ Manifest manifest_of(Communicator& communicator, const fs::path& directory) {
   std::vector<std::byte> bytes;
   throw_if_any_failed(communicator, failure_of([&] {
                         if (communicator.rank() != 0) return;
-                        bytes = read_manifest(path);
+                        bytes = base::read_bytes(path);
                         parsed_manifest(path, bytes);
                       }));
   std::uint64_t size = bytes.size();
@@ -235,13 +228,6 @@ std::unique_ptr<KvStore> load_as(const Manifest& manifest, const std::shared_ptr
   leaf_by_leaf(*communicator, store->shares(),
                [&](int leaf) { read_branch(*store, directory, manifest.generation, leaf); });
   return store;
-}
-
-// All leaves, whoever carries them.
-std::vector<int> all_leaves(const KvStore& store) {
-  std::vector<int> leaves(static_cast<std::size_t>(store.config().order.branches));
-  std::iota(leaves.begin(), leaves.end(), 0);
-  return leaves;
 }
 
 }  // namespace
@@ -289,7 +275,8 @@ void save(const KvStore& store, const fs::path& directory, const DirectoryTurn* 
     throw_if_any_failed(communicator, failure_of([&] {
                           if (!first) return;
                           // What others wrote elsewhere (another machine's disk) would be missed only when it is read.
-                          check_branch_sizes(manifest, directory, all_leaves(store));
+                          const std::vector<int> all_leaves = base::counting(store.config().order.branches);
+                          check_branch_sizes(manifest, directory, all_leaves);
                           File draft = File::create(directory / kManifestDraft);
                           draft.write(encode(manifest));
                           draft.finish();
@@ -328,7 +315,7 @@ std::unique_ptr<KvStore> load(std::shared_ptr<Communicator> communicator, const 
 
 Manifest saved_manifest(const fs::path& directory) {
   const fs::path path = directory / kManifestName;
-  return parsed_manifest(path, read_manifest(path));
+  return parsed_manifest(path, base::read_bytes(path));
 }
 
 }  // namespace treeattn::parallel

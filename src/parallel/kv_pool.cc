@@ -39,7 +39,7 @@ KvPool::KvPool(int layers, const TokenBytes& token_bytes, std::int64_t page_toke
   require(static_cast<std::size_t>(page_tokens) <= most,
           "chunk_tokens = {} with {} bytes a token overflows; accepted: at most {}", page_tokens, bytes, most);
   const std::size_t tokens = static_cast<std::size_t>(page_tokens);
-  part_bytes_ = {token_bytes.k, token_bytes.v, token_bytes.k_scales, token_bytes.v_scales};
+  part_bytes_ = token_bytes.parts();
   for (std::size_t& part : part_bytes_) part *= tokens;
   page_bytes_ = bytes * tokens;
   reserve();

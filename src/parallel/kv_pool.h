@@ -16,11 +16,14 @@ namespace treeattn::parallel {
 
 // Bytes of the rows of one token in one layer, all heads.
 struct TokenBytes {
+  static constexpr std::size_t kParts = 4;
+
   std::size_t k = 0;
   std::size_t v = 0;
   std::size_t k_scales = 0;
   std::size_t v_scales = 0;
   std::size_t all() const { return k + v + k_scales + v_scales; }
+  std::array<std::size_t, kParts> parts() const { return {k, v, k_scales, v_scales}; }
 };
 
 // The rows of one chunk of one layer on this rank.
@@ -66,7 +69,7 @@ class KvPool {
   const std::shared_ptr<KvMemory>& shared_backend() const { return memory_; }
 
  private:
-  static constexpr std::size_t kParts = 4;  // K, V and their scales
+  static constexpr std::size_t kParts = TokenBytes::kParts;
 
   // Where the rows of a part begin.
   std::byte* rows(int layer, std::size_t part, std::int32_t page) const;

@@ -13,6 +13,7 @@
 
 #include "base/buffer.h"
 #include "base/check.h"
+#include "base/round_up.h"
 #include "parallel/agree.h"
 #include "parallel/kv_format.h"
 #include "parallel/kv_store.h"
@@ -50,7 +51,7 @@ std::vector<std::vector<Move>> turns_of(std::span<const int> holders, const plan
 // A rank that holds each leaf, kNobody where none does. Collective.
 std::vector<int> find_holders(Communicator& communicator, const KvStore& store, const plan::Shares& shares) {
   const auto branches = static_cast<std::size_t>(shares.branches());
-  std::vector<std::byte> mine((branches + 7) / 8);
+  std::vector<std::byte> mine(base::divide_up(branches, 8));
   for (std::size_t leaf = 0; leaf < branches; ++leaf) {
     if (store.holds(static_cast<int>(leaf))) mine[leaf / 8] |= std::byte{1} << (leaf % 8);
   }

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/round_up.h"
 #include "plan/tree_order.h"
 
 namespace treeattn::parallel {
@@ -131,7 +132,7 @@ std::vector<RingPiece> KvRing::pieces_of(int rank) const {
     }
     all_pages += pages.size();
   }
-  const std::size_t wanted = std::max<std::size_t>(1, (all_pages + kPiecesPerShare - 1) / kPiecesPerShare);
+  const std::size_t wanted = std::max<std::size_t>(1, base::divide_up(all_pages, kPiecesPerShare));
   std::vector<RingPiece> pieces = {{rank, {}, {}}};
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const bool full = pieces.back().pages.size() >= wanted;

@@ -5,14 +5,13 @@
 
 #include "base/check.h"
 #include "base/half.h"
+#include "kernels/head_dims.h"
 #include "kernels/problem.h"
 
 namespace treeattn::parallel {
 namespace {
 
 using base::require;
-
-constexpr std::int64_t kMaxDim = 256;
 
 constexpr bool is_float(DType type) {
   return type == DType::kFloat32 || type == DType::kFloat16 || type == DType::kBFloat16;
@@ -83,7 +82,7 @@ void store_rows(const KvView& source, std::int64_t first, std::int64_t count, DT
   const std::size_t row_bytes = static_cast<std::size_t>(dim) * dtype_size(type);
   const bool same = source.dtype == type;
   const bool dense_token = same && source.head_stride == dim;  // all heads of a token at once
-  float wide[kMaxDim];
+  float wide[kernels::kMostHeadDim];
   for (std::int64_t token = first; token < first + count; ++token) {
     if (dense_token) {
       std::memcpy(rows, kernels::kv_row(source, 0, token, 0), row_bytes * static_cast<std::size_t>(source.kv_heads));

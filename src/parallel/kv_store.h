@@ -26,8 +26,8 @@ namespace treeattn::parallel {
 inline constexpr std::int32_t kNoPage = -1;
 
 // K and V of some sequences on this rank, ready for the kernels: paged views whose page is a chunk and whose table has
-// an entry for every chunk of the sequence, or kNoPage. Owns the table; views memory of the
-// cache, and is valid until the cache is next changed. Move it, do not copy it: the views point into the table.
+// an entry for every chunk of the sequence, or kNoPage. Owns the table; views memory of the cache, and is valid until
+// the cache is next changed. Move it, do not copy it: the views point into the table.
 struct KvBatch {
   KvView k;
   KvView v;

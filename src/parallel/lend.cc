@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/this_process.h"
@@ -37,11 +38,9 @@ bool share_a_process(Communicator& communicator) {
 }
 
 void require_reached(Communicator& communicator, const std::string& failure) {
-  const std::vector<char> failed = gathered(communicator, static_cast<char>(failure.empty() ? 0 : 1));
-  const auto first = std::find(failed.begin(), failed.end(), char{1});
-  if (first == failed.end()) return;
-  if (!failure.empty()) throw Unavailable("exchange between GPUs: " + failure);
-  throw Unavailable(fmt::format("exchange between GPUs: failed on rank {}", first - failed.begin()));
+  const std::optional<int> first = first_failed(communicator, !failure.empty());
+  if (!first) return;
+  throw Unavailable("exchange between GPUs: " + (failure.empty() ? fmt::format("failed on rank {}", *first) : failure));
 }
 
 bool connect_together(Communicator& communicator, LentMemory* mine, const std::string& failure) {

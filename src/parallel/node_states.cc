@@ -2,8 +2,10 @@
 #include "parallel/node_states.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
+#include "base/round_up.h"
 #include "merge/rows.h"
 
 namespace treeattn::parallel {
@@ -26,8 +28,9 @@ void NodeStates::add(const plan::NodeSet& nodes, const SharedBuffer& memory, std
   };
   std::size_t o = 0;
   const auto append_old_before = [&](int leaf) {
-    for (; o < old_nodes.size() && old_nodes[o].first_leaf() < leaf; ++o)
+    for (; o < old_nodes.size() && old_nodes[o].first_leaf() < leaf; ++o) {
       append(old_nodes[o], std::move(old_blocks[o]));
+    }
   };
   float* data = memory->as<float>() + offset;
   for (const plan::TreeNode& node : nodes) {
@@ -35,7 +38,7 @@ void NodeStates::add(const plan::NodeSet& nodes, const SharedBuffer& memory, std
     append(node, {data, memory});
     data += block_floats();
   }
-  for (; o < old_nodes.size(); ++o) append(old_nodes[o], std::move(old_blocks[o]));
+  append_old_before(std::numeric_limits<int>::max());
 }
 
 void NodeStates::merge_last_two() {
@@ -45,7 +48,7 @@ void NodeStates::merge_last_two() {
   if (rows_ <= 2 * rows_per_task || pool_->size() == 1) {
     merge::merge_rows(lower, higher, rows_, row_floats_);
   } else {
-    pool_->run((rows_ + rows_per_task - 1) / rows_per_task, [&](std::size_t task, int) {
+    pool_->run(base::divide_up(rows_, rows_per_task), [&](std::size_t task, int) {
       const std::size_t first = task * rows_per_task;
       const std::size_t count = std::min(rows_per_task, rows_ - first);
       merge::merge_rows(lower + first * row_floats_, higher + first * row_floats_, count, row_floats_);

@@ -7,8 +7,7 @@ namespace treeattn::parallel {
 
 PageMemory::PageMemory(const KvCacheConfig& config, std::size_t pages, KvMemory* memory)
     : config_(config), pages_(pages) {
-  const TokenBytes token = token_bytes(config);
-  page_bytes_ = {token.k, token.v, token.k_scales, token.v_scales};
+  page_bytes_ = token_bytes(config).parts();
   for (std::size_t i = 0; i < kParts; ++i) {
     page_bytes_[i] *= static_cast<std::size_t>(config.order.chunk_tokens);
     const std::size_t bytes = pages * page_bytes_[i];

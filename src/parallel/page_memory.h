@@ -26,7 +26,8 @@ class PageMemory {
   void bind(KvBatch& batch) const;
 
  private:
-  static constexpr std::size_t kParts = KvMemory::kWorkspaces;  // K, V and their scales
+  static constexpr std::size_t kParts = TokenBytes::kParts;
+  static_assert(kParts <= KvMemory::kWorkspaces);  // one each
 
   KvCacheConfig config_;
   std::size_t pages_;

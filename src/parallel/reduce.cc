@@ -242,7 +242,7 @@ SharedBuffer reduce_as_in_paper(const ReduceContext& context, StateShape shape, 
   for (std::size_t r = 0; r < shape.rows; ++r) {
     const float* row = own->as<float>() + r * shape.row_floats;
     float* o = numerator.data() + r * v_dim;
-    for (std::size_t i = 0; i < v_dim; ++i) o[i] = row[0] == kEmptyMax ? 0.0f : row[2 + i] / row[1];
+    for (std::size_t i = 0; i < v_dim; ++i) o[i] = merge::finished(row[0], row[1], row[2 + i]);
     lse[r] = row[0] == kEmptyMax ? kEmptyMax : row[0] + std::log2(row[1]);
   }
   top = lse;
@@ -260,6 +260,18 @@ SharedBuffer reduce_as_in_paper(const ReduceContext& context, StateShape shape, 
     std::copy_n(numerator.data() + r * v_dim, v_dim, row + 2);
   }
   return own;
+}
+
+SharedBuffer reduce_states(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context,
+                           StateShape shape, SharedBuffer own) {
+  switch (strategy) {
+    case Strategy::kPaper:
+      return reduce_as_in_paper(context, shape, std::move(own));
+    case Strategy::kTwoPhase:
+      return reduce_in_two_phases(context, shape, std::move(own));
+    default:
+      return reduce_by_schedule(context, schedule, shape, std::move(own));
+  }
 }
 
 SharedBuffer reduce_scatter(const ReduceContext& context, std::span<const std::size_t> rows_of_rank, StateShape shape,

@@ -40,6 +40,10 @@ SharedBuffer reduce_by_schedule(const ReduceContext& context, const plan::Schedu
 SharedBuffer reduce_as_in_paper(const ReduceContext& context, StateShape shape, SharedBuffer own);
 SharedBuffer reduce_in_two_phases(const ReduceContext& context, StateShape shape, SharedBuffer own);
 
+// The one of these that a strategy is: any but kRing and kAuto.
+SharedBuffer reduce_states(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context,
+                           StateShape shape, SharedBuffer own);
+
 // Rows [rows_of_rank[r], rows_of_rank[r + 1]) of the root go to rank r alone: everybody sends each rank its rows. `own`
 // must have its rows in that order. One round of size - 1 messages.
 SharedBuffer reduce_scatter(const ReduceContext& context, std::span<const std::size_t> rows_of_rank, StateShape shape,

@@ -120,13 +120,7 @@ void ring_prefill(const PrefillCall& call, bool collect_first, std::span<float> 
   const auto work = [&](const KvBatch& batch, const plan::NodeSet& nodes) {
     const Stopwatch watch(local_seconds);
     for (QueryBlock& block : blocks) {
-      AttentionInput in;
-      in.q = block.q;
-      in.k = batch.k;
-      in.v = batch.v;
-      in.lengths = batch.lengths;
-      in.first_query = {&block.first, 1};
-      in.order = call.store.config().order;
+      const AttentionInput in = input_of(call.store, batch, block.q, {&block.first, 1});
       block.states.add(nodes, attend(batch, in, without_sinks(call.options), nodes, pool));
     }
   };
@@ -154,19 +148,14 @@ void prefill_on_device(const PrefillCall& call, float* out) {
       std::vector<std::int64_t> first_query;
       for (; end < blocks.size() && blocks[end].count == count; ++end) first_query.push_back(blocks[end].first);
       const KvBatch each = repeated(batch, first_query.size());
-      AttentionInput in;
-      in.q = from_row(call.q, row);
-      in.q.batch = static_cast<std::int64_t>(first_query.size());
-      in.q.queries = count;
-      in.q.batch_stride = count * in.q.query_stride;
-      in.k = each.k;
-      in.v = each.v;
-      in.lengths = each.lengths;
-      in.first_query = first_query;
-      in.order = call.store.config().order;
+      QueryView q = from_row(call.q, row);
+      q.batch = static_cast<std::int64_t>(first_query.size());
+      q.queries = count;
+      q.batch_stride = count * q.query_stride;
+      const AttentionInput in = input_of(call.store, each, q, first_query);
       batch.device->attend_on_device(kernels::make_problem(in, call.options, &nodes),
                                      out + row * call.q.heads * call.store.config().v_dim);
-      row += in.q.batch * count;
+      row += q.batch * count;
     }
   };
   if (call.store.communicator()->size() > 1) return KvRing(call.store, call.layer, {&call.sequence, 1}).collect(work);

@@ -2,7 +2,6 @@
 #include "parallel/ring_pass.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "plan/shares.h"
 

@@ -22,15 +22,20 @@ void attend(const KvBatch& batch, const kernels::Problem& problem, float* states
 
 std::string_view kernels_of(const KvStore& store) { return store.device() != nullptr ? "CUDA" : active_isa(); }
 
-AttentionInput input_of(const DecodeCall& call, const KvBatch& batch) {
+AttentionInput input_of(const KvStore& store, const KvBatch& batch, const QueryView& q,
+                        std::span<const std::int64_t> first_query) {
   AttentionInput in;
-  in.q = call.q;
+  in.q = q;
   in.k = batch.k;
   in.v = batch.v;
   in.lengths = batch.lengths;
-  in.first_query = call.first_query;
-  in.order = call.store.config().order;
+  in.first_query = first_query;
+  in.order = store.config().order;
   return in;
+}
+
+AttentionInput input_of(const DecodeCall& call, const KvBatch& batch) {
+  return input_of(call.store, batch, call.q, call.first_query);
 }
 
 AttentionOptions without_sinks(AttentionOptions options) {
@@ -47,13 +52,14 @@ void check_call(const DecodeCall& call) {
 std::vector<std::uint64_t> kv_bytes_of_ranks(const KvStore& store, std::span<const SequenceId> sequences) {
   const ReductionOrder& order = store.config().order;
   const plan::Shares& shares = store.shares();
+  const std::uint64_t bytes_of_token = token_bytes(store.config()).all();
   std::vector<std::uint64_t> bytes(static_cast<std::size_t>(shares.ranks()), 0);
   for (const SequenceId id : sequences) {
     const std::int64_t length = store.length(id);
     for (std::int64_t c = 0; c < plan::chunk_count(order, length); ++c) {
       const std::int64_t tokens = plan::tokens_in_chunk(order, length, c);
       const int rank = shares.rank_of(plan::leaf_of_chunk(order, c));
-      bytes[static_cast<std::size_t>(rank)] += static_cast<std::uint64_t>(tokens) * token_bytes(store.config()).all();
+      bytes[static_cast<std::size_t>(rank)] += static_cast<std::uint64_t>(tokens) * bytes_of_token;
     }
   }
   return bytes;
@@ -75,18 +81,6 @@ float* attend_on_device(const DecodeCall& call, float* place, bool q_on_gpu) {
   if (place == nullptr) return batch.device->attend(problem);
   batch.device->attend_into(problem, place, q_on_gpu);
   return place;
-}
-
-SharedBuffer reduce_states(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context,
-                           StateShape shape, SharedBuffer own) {
-  switch (strategy) {
-    case Strategy::kPaper:
-      return reduce_as_in_paper(context, shape, std::move(own));
-    case Strategy::kTwoPhase:
-      return reduce_in_two_phases(context, shape, std::move(own));
-    default:
-      return reduce_by_schedule(context, schedule, shape, std::move(own));
-  }
 }
 
 HeadRange heads_of_rank(std::int64_t heads, int rank, int size) {

@@ -34,7 +34,10 @@ void attend(const KvBatch& batch, const kernels::Problem& problem, float* states
 // same bits.
 std::string_view kernels_of(const KvStore& store);
 
-// The attention call on one batch of keys, without the sinks, which finalize adds once.
+// The attention call on one batch of keys of a cache, without the sinks, which finalize adds once. The batch must
+// outlive it.
+AttentionInput input_of(const KvStore& store, const KvBatch& batch, const QueryView& q,
+                        std::span<const std::int64_t> first_query);
 AttentionInput input_of(const DecodeCall& call, const KvBatch& batch);
 AttentionOptions without_sinks(AttentionOptions options);
 
@@ -51,11 +54,6 @@ SharedBuffer attend_locally(const DecodeCall& call, ThreadPool& pool);
 // cache on a GPU. q_on_gpu: q is there, too, which needs a place.
 float* attend_on_device(const DecodeCall& call, float* place, bool q_on_gpu = false);
 
-// The tree: from these to the root's state, on every rank. Any strategy but kRing and kAuto; `schedule` is this rank's
-// view of it for those that have one.
-SharedBuffer reduce_states(Strategy strategy, const plan::Schedule& schedule, const ReduceContext& context,
-                           StateShape shape, SharedBuffer own);
-
 // Heads [first, last) that rank `rank` of `size` gets when the result is spread over the ranks.
 struct HeadRange {
   std::int64_t first = 0;
@@ -63,7 +61,7 @@ struct HeadRange {
 };
 HeadRange heads_of_rank(std::int64_t heads, int rank, int size);
 
-// Instead of reduce_states: only this rank's heads, [batch, queries, its heads].
+// Instead of reduce_states (reduce.h): only this rank's heads, [batch, queries, its heads].
 SharedBuffer reduce_states_by_heads(const ReduceContext& context, const DecodeCall& call, SharedBuffer own);
 
 }  // namespace treeattn::parallel

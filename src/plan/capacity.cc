@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/round_up.h"
 #include "plan/tree_order.h"
 
 namespace treeattn::plan {
@@ -114,8 +115,7 @@ DeviceBytes bytes_of(const CapacityRequest& request, int devices, Strategy strat
   const std::uint64_t share =
       carried.most_chunks * wide(request.chunk_tokens) * wide(request.batch) * request.model.token_bytes();
   DeviceBytes bytes;
-  const std::uint64_t parts = wide(weight_parts(request, devices));
-  bytes.weights = (request.model.weight_bytes + parts - 1) / parts;
+  bytes.weights = base::divide_up(request.model.weight_bytes, wide(weight_parts(request, devices)));
   bytes.kv = share * wide(request.model.layers);
   const std::uint64_t arriving = largest_message(strategy, network_for(request, devices), carried.shares);
   bytes.states = (carried.most_leaves + carried.most_nodes + arriving) * size.state_bytes();
@@ -159,7 +159,7 @@ std::optional<int> first_of(int most, Holds holds) {
 ReductionOrder order_for(const CapacityRequest& request, int devices) {
   ReductionOrder order;
   order.chunk_tokens = request.chunk_tokens;
-  order.branches = std::max(order.branches, static_cast<int>(std::bit_ceil(static_cast<unsigned>(devices))));
+  order.branches = branches_for(devices);
   return order;
 }
 

@@ -70,6 +70,13 @@ remote_bandwidth  = 100 Gb/s
 constexpr std::array<BuiltIn, 3> kBuiltIn{{{"dgx-h100", kDgxH100}, {"mi300x", kMi300x}, {"rtx4090", kRtx4090}}};
 constexpr std::array<std::string_view, 3> kBuiltInNames{kBuiltIn[0].name, kBuiltIn[1].name, kBuiltIn[2].name};
 
+const BuiltIn* find_built_in(std::string_view name) {
+  for (const BuiltIn& cluster : kBuiltIn) {
+    if (cluster.name == name) return &cluster;
+  }
+  return nullptr;
+}
+
 struct Unit {
   std::string_view name;
   double factor = 1;
@@ -226,9 +233,9 @@ class Parser {
       std::string_view rest = value;
       const auto index = take_number<int>(rest);
       const auto factor = take_number<double>(rest);
-      const bool good =
-          index && factor && rest.empty() && *index >= 0 && *index<kMostRanks&& * factor> 0 && *factor <= kMostFactor;
-      if (!good) {
+      const bool known = index && *index >= 0 && *index < kMostRanks;
+      const bool accepted = factor && *factor > 0 && *factor <= kMostFactor;
+      if (!known || !accepted || !rest.empty()) {
         fail("{} = {}; accepted: a {} and how many times slower it is, above 0 and up to {}, as in \"3 2.5\"", name,
              value, what, kMostFactor);
       }
@@ -264,27 +271,17 @@ Network Cluster::network(int ranks, int ranks_per_node) const {
 std::span<const std::string_view> built_in_clusters() { return kBuiltInNames; }
 
 std::string_view built_in_cluster_text(std::string_view name) {
-  for (const BuiltIn& cluster : kBuiltIn) {
-    if (cluster.name == name) return cluster.text;
-  }
+  if (const BuiltIn* cluster = find_built_in(name)) return cluster->text;
   base::throw_invalid("cluster = \"{}\"; accepted: {}", name, fmt::join(kBuiltInNames, ", "));
 }
 
 std::string cluster_text(const std::string& name_or_path) {
-  for (const BuiltIn& cluster : kBuiltIn) {
-    if (cluster.name == name_or_path) return std::string(cluster.text);
-  }
+  if (const BuiltIn* cluster = find_built_in(name_or_path)) return std::string(cluster->text);
   std::error_code ignored;  // a name that no file can have is none of a file
   base::require(std::filesystem::exists(name_or_path, ignored), "cluster = \"{}\"; accepted: {}, or a file",
                 name_or_path, fmt::join(kBuiltInNames, ", "));
-  base::File file = base::File::open(name_or_path);
   constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 20;
-  if (file.size() > kMostBytes) {
-    base::throw_bad_file(name_or_path, fmt::format("{} bytes; accepted: at most {}", file.size(), kMostBytes));
-  }
-  std::string text(file.size(), '\0');
-  file.read(std::as_writable_bytes(std::span(text)));
-  return text;
+  return base::read_text(name_or_path, kMostBytes);
 }
 
 Cluster parse_cluster(std::string_view text, std::string_view origin) { return Parser(text, origin).parse(); }

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/counting.h"
 
 namespace treeattn::plan {
 namespace {
@@ -148,9 +149,7 @@ Cost scheduled_cost(Tally tally, const Schedule& schedule, std::span<const std::
 
 // One after the other, of so many floats each, along a tree over the ranks in order of rank: Communicator::allreduce.
 Cost allreduces_cost(Tally tally, int ranks, std::initializer_list<std::int64_t> floats) {
-  std::vector<int> order(static_cast<std::size_t>(ranks));
-  std::iota(order.begin(), order.end(), 0);
-  const Schedule schedule = tree_schedule(order);
+  const Schedule schedule = tree_schedule(base::counting(ranks));
   const std::size_t up = schedule.rounds.size() / 2;
   std::vector<Transfer> transfers;
   for (const std::int64_t count : floats) {

@@ -53,8 +53,7 @@ struct Cost {
 // - Messages of a round go at the same time, and the round ends with its slowest message: latency + bytes / bandwidth,
 //   and the merge at its receiver. Messages that leave one node, or enter it, share its adapters.
 // - kPaper and kTwoPhase: trees over the ranks in order of rank, a message for every rank, empty or not. On the way
-// down
-//   a rank sends to all its children at once, so that these messages share its link.
+//   down a rank sends to all its children at once, so that these messages share its link.
 // - kRing: a rank sends to the next one in the order of the nodes. A step lasts as long as its slowest message or the
 //   work on the largest share, whichever takes longer; the last share that comes is worked on after the last step.
 //   Empty shares are not sent.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "base/round_up.h"
 #include "plan/node_set.h"
 #include "plan/tree_order.h"
 
@@ -16,7 +17,7 @@ struct NodeChunks {
 
   // The first one that is `chunk` or later; kNoChunk when there is none.
   std::int64_t from(std::int64_t chunk) const {
-    const std::int64_t next = chunk <= first ? first : first + (chunk - first + step - 1) / step * step;
+    const std::int64_t next = chunk <= first ? first : first + base::round_up(chunk - first, step);
     return next <= last ? next : kNoChunk;
   }
 };

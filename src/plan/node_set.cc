@@ -8,9 +8,14 @@
 namespace treeattn::plan {
 namespace {
 
-constexpr auto kNothing = [] {};
-
 bool before(const TreeNode& a, const TreeNode& b) { return a.first_leaf() < b.first_leaf(); }
+
+// Of disjoint nodes, ascending.
+NodeSet cover_in_order(std::span<const TreeNode> nodes) {
+  NodeSet set;
+  for (const TreeNode& node : nodes) append_node(set, node, [] {});
+  return set;
+}
 
 }  // namespace
 
@@ -27,16 +32,14 @@ NodeSet cover(int first, int last) {
 }
 
 NodeSet cover(std::span<const int> leaves) {
-  NodeSet set;
-  for (const int leaf : leaves) append_node(set, {0, leaf}, kNothing);
-  return set;
+  std::vector<TreeNode> nodes;
+  for (const int leaf : leaves) nodes.push_back({0, leaf});
+  return cover_in_order(nodes);
 }
 
 NodeSet cover(std::vector<TreeNode> nodes) {
   std::sort(nodes.begin(), nodes.end(), before);
-  NodeSet set;
-  for (const TreeNode& node : nodes) append_node(set, node, kNothing);
-  return set;
+  return cover_in_order(nodes);
 }
 
 bool contains(const NodeSet& set, int leaf) {
@@ -45,11 +48,9 @@ bool contains(const NodeSet& set, int leaf) {
 }
 
 NodeSet unite(const NodeSet& a, const NodeSet& b) {
-  NodeSet both(a.size() + b.size());
+  std::vector<TreeNode> both(a.size() + b.size());
   std::merge(a.begin(), a.end(), b.begin(), b.end(), both.begin(), before);
-  NodeSet set;
-  for (const TreeNode& node : both) append_node(set, node, kNothing);
-  return set;
+  return cover_in_order(both);
 }
 
 }  // namespace treeattn::plan

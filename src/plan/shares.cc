@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "base/check.h"
+#include "base/counting.h"
 
 namespace treeattn::plan {
 
@@ -63,8 +63,7 @@ std::vector<int> Shares::leaves_of(int rank) const {
 }
 
 std::vector<int> ranks_by_node(std::span<const int> node_of_rank) {
-  std::vector<int> ranks(node_of_rank.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
+  std::vector<int> ranks = base::counting(static_cast<int>(node_of_rank.size()));
   std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {
     return node_of_rank[static_cast<std::size_t>(a)] < node_of_rank[static_cast<std::size_t>(b)];
   });

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <limits>
 
@@ -39,6 +40,11 @@ constexpr int reverse_bits(int index, int size) {
     if (index & bit) reversed |= mirror;
   }
   return reversed;
+}
+
+// Branches for so many ranks: as usual, or more, so that there is a leaf for each.
+constexpr int branches_for(int ranks) {
+  return std::max(ReductionOrder().branches, static_cast<int>(std::bit_ceil(static_cast<unsigned>(ranks))));
 }
 
 // Throws InvalidArgument, naming the value and what is accepted.

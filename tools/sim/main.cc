@@ -15,7 +15,6 @@
 #include <exception>
 #include <iostream>
 #include <iterator>
-#include <memory>
 #include <new>
 #include <simgrid/s4u.hpp>
 #include <string>
@@ -23,6 +22,7 @@
 #include "base/timing.h"
 #include "command.h"
 #include "no_memory.h"
+#include "notes.h"
 #include "platform.h"
 #include "rank.h"
 #include "scenario.h"
@@ -128,7 +128,7 @@ class Simulation {
 };
 
 int fail(const std::exception& error, int code) {
-  fmt::print(stderr, "treeattn: {}\n", error.what());
+  print_note("treeattn: {}\n", error.what());
   return code;
 }
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <simgrid/s4u.hpp>
-#include <utility>
 
 #include "device.h"
 #include "parallel/ring_pass.h"
@@ -51,27 +50,17 @@ std::string check_root(const SharedBuffer& root, StateShape shape, int branches)
   return {};
 }
 
-SharedBuffer reduce(const Scenario& scenario, const parallel::ReduceContext& context, SharedBuffer own) {
-  const StateShape shape = scenario.state_shape();
-  switch (scenario.strategy()) {
-    case Strategy::kPaper:
-      return parallel::reduce_as_in_paper(context, shape, std::move(own));
-    case Strategy::kTwoPhase:
-      return parallel::reduce_in_two_phases(context, shape, std::move(own));
-    default:  // everybody's schedule: one for all ranks instead of a view each
-      return parallel::reduce_by_schedule(context, scenario.schedule(), shape, std::move(own));
-  }
-}
-
 void tree_step(const Scenario& scenario, Communicator& world, ModelledDevice& device, RankReport& report) {
   static ThreadPool pool(1);  // ranks take turns
   const double start = now();
   device.attend(scenario.kv_bytes(world.rank()));
   report.local_s = now() - start;
   const parallel::ReduceContext context{world, scenario.shares(), pool, scenario.job().canonical};
-  SharedBuffer own = known_states(scenario.shares().nodes_of(world.rank()), scenario.state_shape());
-  const SharedBuffer root = reduce(scenario, context, std::move(own));
-  report.failure = check_root(root, scenario.state_shape(), scenario.job().branches);
+  const StateShape shape = scenario.state_shape();
+  // Everybody's schedule: one for all ranks instead of a view each.
+  const SharedBuffer root = parallel::reduce_states(scenario.strategy(), scenario.schedule(), context, shape,
+                                                    known_states(scenario.shares().nodes_of(world.rank()), shape));
+  report.failure = check_root(root, shape, scenario.job().branches);
 }
 
 // K and V of modelled size. A share is one piece: on the simulated link messages that are posted together share the

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/round_up.h"
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/leaf.h"
 #include "merge/rows.h"
@@ -67,7 +68,7 @@ Work plan_work(const Problem& problem, int threads) {
   // Several heads together where their rows lie side by side: then a token's heads are one sequential read.
   const bool side_by_side = problem.k.head_stride <= problem.k.token_stride && head_rows < kPromoteFromRows;
   std::int64_t heads = side_by_side ? std::clamp<std::int64_t>(kRowsPerUnit / head_rows, 1, problem.k.kv_heads) : 1;
-  const std::int64_t blocks = (problem.q.queries + queries - 1) / queries;
+  const std::int64_t blocks = base::divide_up(problem.q.queries, queries);
   const std::int64_t longest = *std::max_element(problem.lengths.begin(), problem.lengths.end());
   const std::int64_t chunks = longest / problem.order.chunk_tokens + 2;
   std::int64_t asked = 0;
@@ -75,9 +76,11 @@ Work plan_work(const Problem& problem, int threads) {
   work.leaves = std::max<std::int64_t>(1, std::min(chunks, asked));
 
   // How heads are grouped changes no bits: every head is computed by itself.
-  const auto units_with = [&](std::int64_t h) { return problem.q.batch * blocks * ((problem.k.kv_heads + h - 1) / h); };
+  const auto units_with = [&](std::int64_t h) {
+    return problem.q.batch * blocks * base::divide_up(problem.k.kv_heads, h);
+  };
   const std::int64_t wanted = kTasksPerThread * threads;
-  while (heads > 1 && units_with(heads) * work.leaves < wanted) heads = (heads + 1) / 2;
+  while (heads > 1 && units_with(heads) * work.leaves < wanted) heads = base::divide_up(heads, 2);
   // Prefill and batches: one task per unit keeps only a thread's own leaves in memory.
   work.task_per_unit = threads == 1 || units_with(heads) >= wanted || blocks > 1;
 
@@ -204,7 +207,7 @@ class Run {
       worker.begin_unit(work_.units[u]);
       worker.leaf(used[u][slot], state_of(u, slot));
     });
-    const std::size_t parts = static_cast<std::size_t>((work_.max_rows + kRowsPerMerge - 1) / kRowsPerMerge);
+    const std::size_t parts = static_cast<std::size_t>(base::divide_up(work_.max_rows, kRowsPerMerge));
     pool_.run(work_.units.size() * parts, [&](std::size_t task, int) {
       const std::size_t u = task / parts;
       const std::int64_t first = static_cast<std::int64_t>(task % parts) * kRowsPerMerge;

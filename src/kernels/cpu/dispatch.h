@@ -17,7 +17,7 @@ namespace treeattn::kernels {
 // What this processor can run of what is compiled in, best first; never empty.
 std::span<const CpuTarget* const> cpu_targets();
 
-// By name, or the best one. Throws Unavailable, naming what is accepted.
+// By name. Throws Unavailable, naming what is accepted.
 const CpuTarget& find_target(std::string_view name);
 // The best one, or what TREEATTN_ISA names.
 const CpuTarget& active_target();

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/round_up.h"
 #include "merge/rows.h"
 #include "treeattn/state.h"
 
@@ -21,7 +22,7 @@ class Carver {
   template <class T>
   T* take(std::int64_t count) {
     std::byte* piece = base_ ? base_ + used_ : nullptr;
-    used_ += (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    used_ += base::round_up(static_cast<std::size_t>(count) * sizeof(T), base::Buffer::kLine);
     return reinterpret_cast<T*>(piece);
   }
   std::size_t used() const { return used_; }
@@ -119,10 +120,10 @@ LeafWorker::LeafWorker(const CpuTarget& target, const Problem& problem, std::int
   const std::int64_t head_rows = max_rows / max_heads;
   const std::int64_t k_dim = problem.k.head_dim;
   const std::int64_t v_dim = problem.v.head_dim;
-  packed_query_bytes_ = k_ops_.packed_query_bytes(to_int(head_rows), to_int(k_dim));
-  packed_query_bytes_ = (packed_query_bytes_ + 63) / 64 * 64;
+  packed_query_bytes_ =
+      base::round_up(k_ops_.packed_query_bytes(to_int(head_rows), to_int(k_dim)), base::Buffer::kLine);
   sum_floats_ = v_ops_.sum_floats(to_int(v_dim));
-  const std::int64_t softmax_rows = (max_rows + kSoftmaxRows - 1) / kSoftmaxRows * kSoftmaxRows;
+  const std::int64_t softmax_rows = base::round_up(max_rows, kSoftmaxRows);
   const auto carve = [&](Carver carver) {
     q_packed_ = carver.take<std::byte>(max_heads * static_cast<std::int64_t>(packed_query_bytes_));
     q_rows_ = carver.take<float>(head_rows * k_dim);

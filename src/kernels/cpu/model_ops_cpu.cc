@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/half.h"
+#include "base/round_up.h"
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/model_ops.h"
@@ -167,7 +168,7 @@ void CpuModelOps::rope(float* x, std::int64_t rows, std::int64_t heads, std::int
 void CpuModelOps::swiglu(const float* gate_up, std::int64_t rows, std::int64_t dim, float* y) {
   check_shape("swiglu", rows, dim);
   constexpr std::int64_t kPiece = 2048;
-  const std::int64_t pieces = (dim + kPiece - 1) / kPiece;
+  const std::int64_t pieces = base::divide_up(dim, kPiece);
   for_each_row(rows * pieces, 4 * std::min(dim, kPiece), [&](std::int64_t piece) {
     const std::int64_t row = piece / pieces, first = piece % pieces * kPiece;
     const float* gate = gate_up + row * 2 * dim + first;

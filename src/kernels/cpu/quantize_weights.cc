@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/round_up.h"
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/linear.h"
 
@@ -17,7 +18,7 @@ void quantize_weights(const WeightMatrix& w, std::int8_t* values, float* scales,
   const std::int64_t groups = w.rows * w.cols / kWeightGroup;
   const auto group_bytes = static_cast<std::int64_t>(dtype_size(w.dtype)) * kWeightGroup;
   const auto quantize = active_target().model->quantize[static_cast<int>(w.dtype)];
-  pool.run(static_cast<std::size_t>((groups + kTaskGroups - 1) / kTaskGroups), [&](std::size_t task, int) {
+  pool.run(static_cast<std::size_t>(base::divide_up(groups, kTaskGroups)), [&](std::size_t task, int) {
     const std::int64_t g = static_cast<std::int64_t>(task) * kTaskGroups;
     quantize(static_cast<const std::byte*>(w.data) + g * group_bytes, std::min(kTaskGroups, groups - g),
              values + g * kWeightGroup, scales + g);

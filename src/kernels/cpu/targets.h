@@ -31,8 +31,8 @@ void use_neon_linear_int8(ModelKernels& kernels);
 // For linear maps where has_neon_dot() is all there is: FMLA, and SDOT.
 void use_neon_dot_linear_floats(ModelKernels& kernels);
 void use_neon_dot_linear_int8(ModelKernels& kernels);
-// On an AVX-512 table, for K and V of int8 and for linear maps: VPDPBUSD, if has_avx512_vnni(); VDPBF16PS, if
-// has_avx512_bf16(); tiles, if has_amx(). They do nothing where the library was not built for x86-64.
+// For the linear maps of an AVX-512 table: VPDPBUSD, if has_avx512_vnni(); VDPBF16PS, if has_avx512_bf16(); tiles, if
+// has_amx(). They do nothing where the library was not built for x86-64.
 void use_avx512_linear_int8(ModelKernels& kernels);
 void use_avx512_linear_bf16(ModelKernels& kernels);
 void use_amx_linear_int8(ModelKernels& kernels);

@@ -17,13 +17,14 @@
 #include <cstdint>
 
 #include "kernels/cpu/model_kernels.h"
+#include "kernels/head_dims.h"
 #include "treeattn/dtype.h"
 
 namespace treeattn::kernels {
 
 inline constexpr int kTileTokens = 64;
 inline constexpr int kTokenBlock = 4;
-inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kMaxHeadDim = static_cast<int>(kMostHeadDim);
 // Rows whose maxima, and whose sums, softmax finds together.
 inline constexpr int kSoftmaxRows = 16;
 // Most heads * rows of one call, except on float32 keys and values, which have no such limit.
