@@ -63,6 +63,9 @@ def check_plans():
     expect(given["us"] < found["us"], "16 devices are slower than the fewest")
     smaller = plan("--model", "llama-3.1-8b", "--context", "1M", "--kv-type", "int8", "--weights-type", "int8")
     expect(smaller["devices"] < found["devices"], "int8 needs as many devices")
+    bytes_of = {kv: plan("--model", "llama-3.1-8b", "--context", "128k", "--kv-type", kv)["kv_bytes"]
+                for kv in ("int8", "fp8")}
+    expect(bytes_of["fp8"] == bytes_of["int8"], f"both have a byte an element and a scale a row: {bytes_of}")
 
     # The inverse: what is said to be the longest fits, one token more does not.
     model = ["--model", "llama-3.2-1b", "--cluster", "rtx4090", "--devices", "2"]

@@ -61,7 +61,7 @@ AllocationWatch::~AllocationWatch() { watched = false; }
 
 std::size_t AllocationWatch::peak() const { return meter.peak() - before_; }
 
-RankPeak::RankPeak(Communicator& world) : world_(world), shared_(world.transport() != "mpi") {
+RankPeak::RankPeak(Communicator& world) : world_(world), shared_(world.transport() == "threads") {
   world_.barrier();
   if (!shared_ || world.rank() == 0) watch_.emplace();
   world_.barrier();  // nobody allocates before that

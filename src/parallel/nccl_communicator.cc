@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -70,11 +71,10 @@ void NcclCommunicator::make(Communicator& ranks, int gpu) {
     failure = error.what;
     abort();
   }
-  const std::vector<char> failed = gathered(ranks, static_cast<char>(failure.empty() ? 0 : 1));
-  const auto first = std::find(failed.begin(), failed.end(), char{1});
-  if (first == failed.end()) return;
+  const std::optional<int> first = first_failed(ranks, !failure.empty());
+  if (!first) return;
   abort();
-  throw Unavailable("NCCL: " + (failure.empty() ? fmt::format("failed on rank {}", first - failed.begin()) : failure));
+  throw Unavailable("NCCL: " + (failure.empty() ? fmt::format("failed on rank {}", *first) : failure));
 }
 
 void NcclCommunicator::abort() {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -97,16 +98,15 @@ void NcclRun::start_together(const char* what, const Calls& calls) const {
     }
     for (const Offer& offer : here) *offer.used = true;
   }
-  std::vector<char> failed;
+  std::optional<int> first;
   try {
-    failed = gathered(comm, static_cast<char>(failure.empty() ? 0 : 1));
+    first = first_failed(comm, !failure.empty());
   } catch (const LostRanks&) {
     let_go_of(used);
     throw;
   }
-  const auto first = std::ranges::find(failed, char{1});
-  if (first == failed.end()) return nccl.settle(what);
-  throw NcclFailure{failure.empty() ? fmt::format("{}: failed on rank {}", what, first - failed.begin()) : failure};
+  if (!first) return nccl.settle(what);
+  throw NcclFailure{failure.empty() ? fmt::format("{}: failed on rank {}", what, *first) : failure};
 }
 
 }  // namespace treeattn::parallel
