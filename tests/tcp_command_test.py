@@ -41,9 +41,9 @@ def start(ranks, *, size=None, port=None, environment=None):
     for rank, arguments in enumerate(ranks):
         who = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         variables = {**os.environ, **who, **(environment or {})}
-        processes.append(subprocess.Popen([TREEATTN, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                          text=True, env={name: value for name, value in variables.items()
-                                                          if value is not None}))
+        processes.append(subprocess.Popen([TREEATTN, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                          stderr=subprocess.PIPE, text=True,
+                                          env={name: value for name, value in variables.items() if value is not None}))
     return processes
 
 
@@ -116,6 +116,20 @@ def check_taken_port():
     assert codes == [3, 3] and f"port {port}: Address already in use" in errors[0], errors
 
 
+def check_slow_writer():
+    """A person may take longer than the deadline to write."""
+    deadline = 2
+    chat = ["chat", "--model", MODEL, "--max-tokens", "5", "--ignore-eos", "--deadline", str(deadline)]
+    processes = start([chat, chat])
+    for message in ("Hello.\n", "Again.\n"):
+        time.sleep(1.5 * deadline)
+        processes[0].stdin.write(message)
+        processes[0].stdin.flush()
+        assert processes[0].stdout.readline().strip(), ended(processes)
+    statuses, _, errors = ended(processes)
+    assert statuses == [0, 0], errors
+
+
 def check_torchrun_inside_mpi():
     """Its workers inherit the variables of srun or mpirun, and are ranks all the same."""
     inherited = {"OMPI_COMM_WORLD_SIZE": "1", "PMI_RANK": "0", "PMI_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
@@ -148,6 +162,7 @@ def check_cores_and_loss():
 check_results()
 check_refusals()
 check_taken_port()
+check_slow_writer()
 check_torchrun_inside_mpi()
 check_cores_and_loss()
 print("all as it should be")
