@@ -134,8 +134,7 @@ std::string take_back_end(model::Session& session, const GenerateResult& answer,
 int converse(const ChatCommand& options, const ModelPlan& plan, const model::ChatForm& form,
              const GenerateOptions& text, const ModelRank& rank) {
   const model::Tokenizer& tokenizer = *rank.model.description.tokenizer;
-  model::Session session(
-      std::make_unique<model::Llama>(rank.model.weights, rank.world, rank.ops, rank.pool, plan.llama), &tokenizer);
+  model::Session session(rank.make_llama(plan.llama), &tokenizer);
   std::vector<model::ChatMessage> messages;
   if (!options.system.empty()) messages.push_back({"system", options.system});
   // Where the rank that spoke is lost, the first of the others goes on.

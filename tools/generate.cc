@@ -215,9 +215,7 @@ int run(const GenerateCommand& options) {
   return run_model(plan, std::min(context, before + length + text.max_tokens), [&](const ModelRank& rank) {
     std::call_once(ready, catch_interrupt);
     const model::Tokenizer* tokenizer = rank.model.description.tokenizer.get();
-    model::Session session = first ? model::Session(std::make_unique<model::Llama>(rank.model.weights, rank.world,
-                                                                                   rank.ops, rank.pool, plan.llama),
-                                                    tokenizer)
+    model::Session session = first ? model::Session(rank.make_llama(plan.llama), tokenizer)
                                    : model::Session::load(options.load, rank.model.weights, rank.world, rank.ops,
                                                           rank.pool, tokenizer, plan.llama);
     Voice voice(options, rank, session);

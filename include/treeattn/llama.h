@@ -60,13 +60,14 @@ struct TokenChoice {
 struct GenerateOptions {
   std::int64_t max_tokens = 256;
   SamplerOptions sampler{};
-  std::vector<std::string> stop{};               // the text ends before the first of them; needs a tokenizer. Special
-                                                 // tokens are not in the text; the name of one stands for it
-  std::vector<std::int32_t> stop_tokens{};       // beside the model's own; of its vocabulary
-  bool ignore_eos = false;                       // the model's own do not end the text
-  bool recover = false;                          // go on without ranks that are lost
-  const std::atomic<bool>* interrupt = nullptr;  // true on any rank: all stop after the next token or piece of prompt
-                                                 // (the caller's, read while the call lasts)
+  // The text ends before the first of them; needs a tokenizer. Special tokens are not in the text: the name of one
+  // stands for it.
+  std::vector<std::string> stop{};
+  std::vector<std::int32_t> stop_tokens{};  // beside the model's own; of its vocabulary
+  bool ignore_eos = false;                  // the model's own do not end the text
+  bool recover = false;                     // go on without ranks that are lost
+  // The caller's, read while the call lasts. true on any rank: all stop after the next token or piece of the prompt.
+  const std::atomic<bool>* interrupt = nullptr;
 };
 
 enum class StopReason : std::uint8_t { kMaxTokens, kStopToken, kStopString, kContext, kInterrupted };

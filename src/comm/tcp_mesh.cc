@@ -209,10 +209,11 @@ class Door {
  public:
   explicit Door(const Socket& listening) : listening_(listening) {}
 
-  // The next one with a card; what is none is sent away. missing: how many are to come.
-  Caller next(std::size_t missing, const Deadline& deadline, const std::string& what) {
+  // The next one with a card; what is none is sent away. missing: the ranks that are to come, of `size`.
+  Caller next(const std::vector<int>& missing, std::size_t size, const Deadline& deadline) {
+    const std::string what = fmt::format("{} of {} did not come", name_ranks(missing), size);
     for (;;) {
-      const bool room = let_in(missing, what);
+      const bool room = let_in(missing.size(), what);
       for (auto knock = knocks_.begin(); knock != knocks_.end();) {
         const bool there = listen_to(*knock);
         if (there && knock->have < sizeof(TcpCard)) {
@@ -227,7 +228,7 @@ class Door {
       }
       if (room) {
         wait(deadline, what);
-      } else if (knocks_.size() > missing) {
+      } else if (knocks_.size() > missing.size()) {
         knocks_.erase(knocks_.begin());
       }
     }
@@ -282,13 +283,13 @@ class Door {
   std::vector<Knock> knocks_;
 };
 
-// For the errors: whose place is empty, of those from `first` on.
-std::string still_missing(const std::vector<Socket>& sockets, std::size_t first) {
+// Whose place is empty, of those from `first` on.
+std::vector<int> missing_of(const std::vector<Socket>& sockets, std::size_t first) {
   std::vector<int> missing;
   for (std::size_t r = first; r < sockets.size(); ++r) {
     if (!sockets[r].open()) missing.push_back(static_cast<int>(r));
   }
-  return fmt::format("{} of {} did not come", name_ranks(missing), sockets.size());
+  return missing;
 }
 
 // Whether the other side has closed the connection. It has nothing to say on it.
@@ -306,21 +307,18 @@ std::vector<TcpCard> collect(const Socket& listening, const TcpCard& mine, const
   std::vector<Socket> others(size);
   cards[0] = mine;
   Door door(listening);
-  for (std::size_t have = 1; have < size;) {
-    auto [socket, card] = door.next(size - have, deadline, still_missing(others, 1));
+  for (std::vector<int> missing; !(missing = missing_of(others, 1)).empty();) {
+    auto [socket, card] = door.next(missing, size, deadline);
     require(card.size == mine.size && card.rank > 0 && card.rank < mine.size,
             "a rank {} of {} came to a group of {}; accepted: ranks 1 to {} of that size", card.rank, card.size,
             mine.size, mine.size - 1);
     for (Socket& other : others) {
-      if (!other.open() || !has_gone(other)) continue;
-      other = Socket();
-      --have;
+      if (other.open() && has_gone(other)) other = Socket();
     }
     auto& place = others[static_cast<std::size_t>(card.rank)];
     require(!place.open(), "rank {} came twice; accepted: every RANK once", card.rank);
     cards[static_cast<std::size_t>(card.rank)] = card;
     place = std::move(socket);
-    ++have;
   }
   for (std::size_t r = 1; r < size; ++r) {
     send_all(others[r].fd(), std::as_bytes(std::span(cards)), deadline, "table of ranks");
@@ -408,12 +406,11 @@ TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {
   }
   Door door(listening);
   const std::size_t first = static_cast<std::size_t>(place.rank) + 1;
-  for (std::size_t have = first; have < size;) {
-    auto [socket, card] = door.next(size - have, deadline, still_missing(mesh.sockets, first));
+  for (std::vector<int> missing; !(missing = missing_of(mesh.sockets, first)).empty();) {
+    auto [socket, card] = door.next(missing, size, deadline);
     if (card.rank <= place.rank || card.rank >= place.size) continue;
     if (mesh.sockets[static_cast<std::size_t>(card.rank)].open()) continue;
     mesh.sockets[static_cast<std::size_t>(card.rank)] = std::move(socket);
-    ++have;
   }
   return mesh;
 }

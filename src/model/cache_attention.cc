@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/cache_attention.h"
 
-#include <algorithm>
 #include <cstddef>
 
 #include "base/half.h"
@@ -226,9 +225,9 @@ bool CacheAttention::all_ready(bool ready) {
   if (alone_on_gpu()) return ready;
   Communicator& ranks = *cache_.communicator();
   const Traffic before = ranks.traffic();
-  const std::vector<char> all = parallel::gathered(ranks, static_cast<char>(ready));
+  const bool all = !parallel::first_failed(ranks, !ready);
   ranks.reset_traffic(before);  // no part of what a decode sends
-  return std::ranges::all_of(all, [](char one) { return one != 0; });
+  return all;
 }
 
 void CacheAttention::begin_step() { device()->send_step(ops_.stream()); }

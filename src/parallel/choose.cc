@@ -121,7 +121,7 @@ Choice choose_strategy(const ReduceContext& context, const plan::Network* networ
   Choice choice;
   double best = std::numeric_limits<double>::infinity();
   for (const auto& [strategy, cost] : ranked) {
-    if (strategy == Strategy::kRing || !same_bits(strategy)) continue;
+    if (strategy == Strategy::kRing) continue;
     if (network != nullptr && cost.seconds > kClose * modelled) continue;
     const plan::Schedule schedule = plan::make_schedule(strategy, comm.node_of_rank()).seen_by(comm.rank());
     try_out(strategy, schedule, comm, trial, kWarmUp);
