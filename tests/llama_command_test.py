@@ -293,6 +293,24 @@ def check_streams(model, scratch):
     assert len(json.loads(unsaved.stdout)["tokens"]) <= 4 and b"session.tokens.tmp" in unsaved.stderr, unsaved
 
 
+def check_generation_config(model):
+    """What is not said on the command line is as the model's file says."""
+    file, prompt = model / "generation_config.json", "Once upon a time"
+    greedy = generated(model, prompt, "-n", 9)
+    drawn = generated(model, prompt, "-n", 9, "--temperature", 5, "--top-k", 50, "--top-p", 0.99)
+    turn = prompt.encode() + b"\n"
+    chatted = treeattn("chat", "--model", model, "-n", 9, "--ignore-eos", *ORDER, stdin=turn).stdout
+    file.write_text(json.dumps({"do_sample": True, "temperature": 5, "top_p": 0.99, "max_new_tokens": 9}))
+    as_told = generated(model, prompt, "--ranks", 2)
+    assert as_told["tokens"] == drawn["tokens"] != greedy["tokens"], (as_told, drawn, greedy)
+    assert as_told["sampler"] == drawn["sampler"] == {"temperature": 5, "top_k": 50, "top_p": 0.99, "min_p": 0,
+                                                      "repetition_penalty": 1, "seed": 0}, as_told
+    assert generated(model, prompt, "--temperature", 0)["tokens"] == greedy["tokens"]
+    chat = ["chat", "--model", model, "--ignore-eos", *ORDER]
+    assert treeattn(*chat, "--temperature", 0, stdin=turn).stdout == chatted != treeattn(*chat, stdin=turn).stdout
+    file.unlink()
+
+
 def check_without_tokenizer():
     done = treeattn("generate", "--model", GOLDEN / "untied_scaled_f32", "\x01\x02\x03", "-n", 5, "--ignore-eos")
     assert len(done.stdout.split()) == 5 and all(0 <= int(x) < 37 for x in done.stdout.split()), done.stdout
@@ -520,6 +538,7 @@ with tempfile.TemporaryDirectory() as name:
     check_stats(small)
     check_streams(small, scratch_directory)
     check_without_tokenizer()
+    check_generation_config(small)
     check_chat(small)
     check_ends_of_answers(small, scratch_directory)
     check_interrupted_load()

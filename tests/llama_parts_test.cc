@@ -15,7 +15,9 @@
 #include "model/rope.h"
 #include "model/session_file.h"
 #include "model/stop_scanner.h"
+#include "model_files.h"
 #include "small_llama.h"
+#include "temporary_directory.h"
 #include "treeattn/error.h"
 #include "treeattn/llama.h"
 
@@ -176,6 +178,20 @@ TEST(MemoryNeed, MoreRanksNeedLessEach) {
   EXPECT_LE(need(enough).weights + need(enough).of_rank(), machine);
   EXPECT_GT(need(enough - 1).weights + need(enough - 1).of_rank(), machine);
   EXPECT_EQ(ranks_needed(config, options, WeightFormat::kAsStored, kTokens, need(1).weights / 2), 0);
+}
+
+TEST(PublicLlama, SaysHowItsFilesWantTokensChosen) {
+  const auto golden = std::filesystem::path(TREEATTN_GOLDEN_DIR) / "llama" / "untied_scaled_f32";
+  EXPECT_EQ(LlamaModel::load(golden)->generate_options().sampler, SamplerOptions{});
+  TemporaryDirectory directory;
+  std::filesystem::copy(golden, directory.path() / "model", std::filesystem::copy_options::recursive);
+  testing_model::write_file(directory.path() / "model" / "generation_config.json",
+                            R"({"do_sample": true, "temperature": 0.6, "top_k": 0, "max_new_tokens": 7})");
+  const GenerateOptions options = LlamaModel::load(directory.path() / "model")->generate_options();
+  SamplerOptions expected;
+  expected.temperature = 0.6;
+  EXPECT_EQ(options.sampler, expected);
+  EXPECT_EQ(options.max_tokens, 7);
 }
 
 TEST(PublicLlama, GeneratesSavesAndGoesOn) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "model/generation_config.h"
+#include "model/sampler.h"
 #include "model/tensor_list.h"
 #include "model_files.h"
 #include "temporary_directory.h"
@@ -230,21 +231,32 @@ TEST(GenerationConfig, ReadsLlama3) {
                      {"transformers_version", "4.45.0"}};
   const GenerationConfig config = parse_generation_config(json.dump(), "generation_config.json");
   GenerationConfig expected;
-  expected.do_sample = true;
-  expected.temperature = 0.6;
-  expected.top_p = 0.9;
+  expected.sampler.temperature = 0.6;
+  expected.sampler.top_k = 50;
+  expected.sampler.top_p = 0.9;
   expected.eos = {128001, 128008, 128009};
   EXPECT_EQ(config, expected);
   EXPECT_EQ(parse_generation_config("{}", ""), GenerationConfig());
   TemporaryDirectory directory;
-  write_file(directory.path() / "g.json",
-             R"({"top_k": 0, "min_p": 0.05, "repetition_penalty": 1.1, "max_new_tokens": 7, "eos_token_id": 3})");
+  write_file(
+      directory.path() / "g.json",
+      R"({"do_sample": true, "top_k": 0, "min_p": 0.05, "repetition_penalty": 1.1, "max_new_tokens": 7, "eos_token_id": 3})");
   const GenerationConfig other = read_generation_config(directory.path() / "g.json");
-  EXPECT_EQ(other.top_k, 0);
-  EXPECT_EQ(other.min_p, 0.05);
-  EXPECT_EQ(other.repetition_penalty, 1.1);
+  EXPECT_EQ(other.sampler.top_k, 0);
+  EXPECT_EQ(other.sampler.min_p, 0.05);
+  EXPECT_EQ(other.sampler.repetition_penalty, 1.1);
   EXPECT_EQ(other.max_new_tokens, 7);
   EXPECT_EQ(other.eos, std::vector<std::int32_t>{3});
+}
+
+TEST(GenerationConfig, TakesTheMostLikelyTokenUnlessToldToDraw) {
+  SamplerOptions expected;
+  expected.repetition_penalty = 1.5;
+  const char* kept = R"({"temperature": 0.6, "top_k": 7, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5})";
+  EXPECT_EQ(parse_generation_config(kept, "").sampler, expected);
+  const SamplerOptions drawn = parse_generation_config(R"({"do_sample": true, "top_p": 0})", "").sampler;
+  EXPECT_NO_THROW(check_sampler(drawn));
+  EXPECT_EQ(drawn.temperature, 1);
 }
 
 TEST(GenerationConfig, RefusesByKeyAndValue) {
@@ -256,7 +268,7 @@ TEST(GenerationConfig, RefusesByKeyAndValue) {
                                                         {R"({"top_p": 1.5})", "top_p is 1.5"},
                                                         {R"({"min_p": 2})", "min_p"},
                                                         {R"({"repetition_penalty": 0})", "repetition_penalty"},
-                                                        {R"({"max_new_tokens": -3})", "max_new_tokens"},
+                                                        {R"({"max_new_tokens": 0})", "max_new_tokens"},
                                                         {R"({"do_sample": 1})", "do_sample"},
                                                         {R"({"eos_token_id": "</s>"})", "eos_token_id"},
                                                         {R"({"eos_token_id": 3000000000})", "eos_token_id"},

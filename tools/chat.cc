@@ -207,7 +207,7 @@ int run(const ChatCommand& options) {
   const model::ChatForm form = read_chat_form(plan.model.directory);
   const std::vector<model::ChatMessage> greeting = {{"user", "?"}};
   model::chat_tokens(*plan.model.tokenizer, greeting, true);  // throws if it has no template's tokens
-  GenerateOptions text = options.sampling.parse(1024);
+  GenerateOptions text = options.sampling.parse(plan.model.generation, 1024);
   require_utf8("--system", options.system);
   require_utf8("--date", options.date);
   base::require(options.date.empty() || form.dated,

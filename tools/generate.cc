@@ -77,8 +77,11 @@ std::int64_t saved_tokens(const std::filesystem::path& directory, LlamaOptions& 
 // of those that are left goes on.
 class Voice {
  public:
-  Voice(const GenerateCommand& options, const ModelRank& rank, model::Session& session)
-      : options_(options), session_(session), has_text_(rank.model.description.tokenizer != nullptr) {
+  Voice(const GenerateCommand& options, const SamplerOptions& sampler, const ModelRank& rank, model::Session& session)
+      : options_(options),
+        sampler_(sampler),
+        session_(session),
+        has_text_(rank.model.description.tokenizer != nullptr) {
     if (speaks() && !options.logits.empty()) {
       logits_.open(options.logits, std::ios::binary);
       base::require(logits_.good(), "--logits {} cannot be written", options.logits);
@@ -150,6 +153,12 @@ class Voice {
     out["ranks"] = world.size();
     out["transport"] = world.transport();
     out["bytes_sent"] = result.stats.bytes_sent;
+    out["sampler"] = {{"temperature", sampler_.temperature},
+                      {"top_k", sampler_.top_k},
+                      {"top_p", sampler_.top_p},
+                      {"min_p", sampler_.min_p},
+                      {"repetition_penalty", sampler_.repetition_penalty},
+                      {"seed", sampler_.seed}};
     out["lost"] = result.stats.lost;
     if (!choices_.empty() && !choices_.front().top.empty()) {
       for (const TokenChoice& choice : choices_) {
@@ -174,6 +183,7 @@ class Voice {
   }
 
   const GenerateCommand& options_;
+  const SamplerOptions& sampler_;
   model::Session& session_;
   bool has_text_;
   RateProgress prefill_{"reading the prompt", "tokens"}, recovery_{"recovering", "tokens"};
@@ -184,7 +194,7 @@ class Voice {
 
 int run(const GenerateCommand& options) {
   ModelPlan plan = make_model_plan(options.model);
-  GenerateOptions text = options.sampling.parse(256);
+  GenerateOptions text = options.sampling.parse(plan.model.generation, 256);
   base::require(text.sampler.logprobs == 0 || options.json,
                 "--logprobs is {} without --json, which would print them; accepted: both", text.sampler.logprobs);
   if (!text.stop.empty()) require_tokenizer(options.model, plan, " with --stop");
@@ -218,7 +228,7 @@ int run(const GenerateCommand& options) {
     model::Session session = first ? model::Session(rank.make_llama(plan.llama), tokenizer)
                                    : model::Session::load(options.load, rank.model.weights, rank.world, rank.ops,
                                                           rank.pool, tokenizer, plan.llama);
-    Voice voice(options, rank, session);
+    Voice voice(options, text.sampler, rank, session);
     voice.finish(session.generate(tokens, text, voice.listener()));
     if (!options.save.empty()) session.save(options.save);  // last: where the disk is full, the text has been said
     return kOk;

@@ -108,13 +108,17 @@ void SamplingOptions::add_to(CommandLine& app, const char* default_max_tokens) {
   const auto text = [&](const char* name, std::string& value, const std::string& what, const char* type) {
     app.add_option(name, value, what)->type_name(type)->group("Text");
   };
-  text("-n,--max-tokens", max_tokens, std::string("Tokens to generate at most (default ") + default_max_tokens + ")",
-       "N");
-  text("--temperature", temperature, "0 takes the most likely token (default 0)", "X");
-  text("--top-k", top_k, "Choose among the K most likely; 0: all (default 0)", "K");
-  text("--top-p", top_p, "Choose among the most likely that have this probability together (default 1)", "X");
-  text("--min-p", min_p, "Choose among those with at least this much of the most likely one's (default 0)", "X");
-  text("--repetition-penalty", repetition_penalty, "Makes what was said before less likely (default 1)", "X");
+  // generation_config.json may have them.
+  const auto models_own = [&](const char* name, std::string& value, const char* what, const char* otherwise,
+                              const char* type) {
+    text(name, value, fmt::format("{} (default: the model's, else {})", what, otherwise), type);
+  };
+  models_own("-n,--max-tokens", max_tokens, "Tokens to generate at most", default_max_tokens, "N");
+  models_own("--temperature", temperature, "0 takes the most likely token", "0", "X");
+  models_own("--top-k", top_k, "Choose among the K most likely; 0: all", "0", "K");
+  models_own("--top-p", top_p, "Choose among the most likely that have this probability together", "1", "X");
+  models_own("--min-p", min_p, "Choose among those with at least this much of the most likely one's", "0", "X");
+  models_own("--repetition-penalty", repetition_penalty, "Makes what was said before less likely", "1", "X");
   text("--seed", seed, "Of the draws (default 0)", "N");
   app.add_option("--stop", stop,
                  "End the text before this string, or at the special token of this name; may be given several times")
@@ -126,11 +130,11 @@ void SamplingOptions::add_to(CommandLine& app, const char* default_max_tokens) {
       ->group("Text");
 }
 
-GenerateOptions SamplingOptions::parse(std::int64_t default_max_tokens) const {
+GenerateOptions SamplingOptions::parse(const model::GenerationConfig& model, std::int64_t default_max_tokens) const {
   GenerateOptions out;
-  out.max_tokens =
-      max_tokens.empty() ? default_max_tokens : parse_count("--max-tokens", max_tokens, 1, std::int64_t{1} << 30);
-  SamplerOptions& s = out.sampler;
+  out.max_tokens = max_tokens.empty() ? model.max_new_tokens.value_or(default_max_tokens)
+                                      : parse_count("--max-tokens", max_tokens, 1, std::int64_t{1} << 30);
+  SamplerOptions& s = out.sampler = model.sampler;
   if (!temperature.empty()) s.temperature = parse_real("--temperature", temperature, 0, 1000);
   if (!top_k.empty()) s.top_k = parse_count("--top-k", top_k, 0, 1 << 30);
   if (!top_p.empty()) s.top_p = parse_real("--top-p", top_p, 1e-9, 1);

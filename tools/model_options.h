@@ -50,8 +50,8 @@ struct SamplingOptions {
   bool recover = false;
 
   void add_to(CommandLine& app, const char* default_max_tokens);
-  // Throws InvalidArgument.
-  GenerateOptions parse(std::int64_t default_max_tokens) const;
+  // What is not given is as the model says. Throws InvalidArgument.
+  GenerateOptions parse(const model::GenerationConfig& model, std::int64_t default_max_tokens) const;
 };
 
 // Throws InvalidArgument where the text is not UTF-8, as a shell can hand over any bytes.

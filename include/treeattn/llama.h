@@ -121,9 +121,9 @@ struct LlamaLoadOptions {
 // The weights, shared by all sessions of a process, and the tokenizer.
 class LlamaModel {
  public:
-  // A directory as Hugging Face has them: config.json, model.safetensors or its shards, and, unless only tokens are
-  // used, tokenizer.json. Throws BadFile; InvalidArgument for options that it does not take; Unavailable where there is
-  // no such GPU or no memory, or for a tokenizer in a build without PCRE2.
+  // A directory as Hugging Face has them: config.json, model.safetensors or its shards, generation_config.json if there
+  // is one, and, unless only tokens are used, tokenizer.json. Throws BadFile; InvalidArgument for options that it does
+  // not take; Unavailable where there is no such GPU or no memory, or for a tokenizer in a build without PCRE2.
   static std::shared_ptr<const LlamaModel> load(const std::filesystem::path& directory,
                                                 const LlamaLoadOptions& options = {});
   // Random weights in the shape of "llama-3.2-1b" and others; no tokenizer. For benchmarks. Throws InvalidArgument,
@@ -135,6 +135,9 @@ class LlamaModel {
   std::int64_t vocab() const;
   std::int64_t context() const;
   bool has_tokenizer() const;
+  // What generation_config.json says: the sampler and the most tokens. Without the file, or for random weights,
+  // GenerateOptions{}.
+  GenerateOptions generate_options() const;
   // With the token that begins a text in front, as the model was trained. Throws InvalidArgument for text that is not
   // UTF-8; Unavailable without a tokenizer.
   std::vector<std::int32_t> encode(std::string_view text) const;

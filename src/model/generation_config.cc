@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "base/file.h"
@@ -29,6 +30,19 @@ constexpr const char* kMustBeEmpty[] = {
     "forced_bos_token_id", "forced_eos_token_id",   "sequence_bias",      "exponential_decay_length_penalty",
     "stop_strings",        "dola_layers",           "watermarking_config"};
 
+// Where nothing is drawn, what narrows the choice is checked and has no effect.
+SamplerOptions read_sampler(const JsonNode& json) {
+  SamplerOptions drawn;
+  drawn.temperature = json.number_or("temperature", 1, 0, 100);
+  drawn.top_k = json.integer_or("top_k", 50, 0, std::numeric_limits<std::int32_t>::max());
+  drawn.top_p = std::max(json.number_or("top_p", 1, 0, 1), 1e-9);  // both keep the most likely one
+  drawn.min_p = json.number_or("min_p", 0, 0, 1);
+  drawn.repetition_penalty = json.number_or("repetition_penalty", 1, 0.01, 100);
+  SamplerOptions most_likely;
+  most_likely.repetition_penalty = drawn.repetition_penalty;
+  return json.boolean_or("do_sample", false) ? drawn : most_likely;
+}
+
 }  // namespace
 
 GenerationConfig parse_generation_config(std::string_view text, const std::string& name) {
@@ -45,14 +59,9 @@ GenerationConfig parse_generation_config(std::string_view text, const std::strin
     if (found && !found->value().empty()) found->refuse("null, which switches it off");
   }
   GenerationConfig config;
-  config.do_sample = json.boolean_or("do_sample", config.do_sample);
-  config.temperature = json.number_or("temperature", config.temperature, 0, 100);
-  config.top_k = json.integer_or("top_k", config.top_k, 0, std::numeric_limits<std::int32_t>::max());
-  config.top_p = json.number_or("top_p", config.top_p, 0, 1);
-  config.min_p = json.number_or("min_p", config.min_p, 0, 1);
-  config.repetition_penalty = json.number_or("repetition_penalty", config.repetition_penalty, 0.01, 100);
+  config.sampler = read_sampler(json);
   if (const auto most = json.find("max_new_tokens")) {
-    config.max_new_tokens = most->integer(0, std::numeric_limits<std::int32_t>::max());
+    config.max_new_tokens = most->integer(1, std::numeric_limits<std::int32_t>::max());
   }
   if (const auto eos = json.find("eos_token_id")) {
     config.eos = read_token_ids(*eos, std::numeric_limits<std::int32_t>::max());

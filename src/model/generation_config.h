@@ -9,16 +9,13 @@
 #include <string_view>
 #include <vector>
 
+#include "treeattn/llama.h"
+
 namespace treeattn::model {
 
 // Absent keys have Hugging Face's defaults.
 struct GenerationConfig {
-  bool do_sample = false;  // else the most likely token
-  double temperature = 1.0;
-  std::int64_t top_k = 50;  // 0: no limit
-  double top_p = 1.0;
-  double min_p = 0.0;
-  double repetition_penalty = 1.0;
+  SamplerOptions sampler{};  // takes the most likely token unless do_sample is true
   std::optional<std::int64_t> max_new_tokens;
   std::vector<std::int32_t> eos;  // any of them ends a text
 

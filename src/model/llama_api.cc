@@ -37,6 +37,14 @@ std::int64_t LlamaModel::vocab() const { return impl_->description.config.vocab;
 std::int64_t LlamaModel::context() const { return impl_->description.config.context; }
 bool LlamaModel::has_tokenizer() const { return impl_->description.tokenizer != nullptr; }
 
+GenerateOptions LlamaModel::generate_options() const {
+  const model::GenerationConfig& said = impl_->description.generation;
+  GenerateOptions options;
+  options.sampler = said.sampler;
+  options.max_tokens = said.max_new_tokens.value_or(options.max_tokens);
+  return options;
+}
+
 std::vector<std::int32_t> LlamaModel::encode(std::string_view text) const {
   return model::encode_prompt(impl_->description, text);
 }

@@ -12,7 +12,6 @@
 
 #include "base/check.h"
 #include "base/file.h"
-#include "model/generation_config.h"
 #include "model/json.h"
 #include "model/tensor_list.h"
 #include "treeattn/error.h"
@@ -69,7 +68,8 @@ ModelDescription describe_model(const std::filesystem::path& directory) {
   std::error_code ignored;
   // Chat models name more of these than config.json does.
   if (const auto file = directory / "generation_config.json"; std::filesystem::exists(file, ignored)) {
-    for (const std::int32_t token : read_generation_config(file).eos) {
+    out.generation = read_generation_config(file);
+    for (const std::int32_t token : out.generation.eos) {
       const bool known = std::find(out.config.eos.begin(), out.config.eos.end(), token) != out.config.eos.end();
       if (!known) out.config.eos.push_back(token);
     }

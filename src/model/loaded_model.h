@@ -11,6 +11,7 @@
 #include "kernels/model_ops.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
+#include "model/generation_config.h"
 #include "model/tokenizer.h"
 #include "model/weights.h"
 #include "treeattn/llama.h"
@@ -21,6 +22,7 @@ namespace treeattn::model {
 // All that can be known before a weight is read.
 struct ModelDescription {
   LlamaConfig config;
+  GenerationConfig generation;
   std::shared_ptr<const Tokenizer> tokenizer;  // null: none
   std::filesystem::path directory;             // empty: random weights
   std::uint64_t seed = 0;
@@ -29,7 +31,7 @@ struct ModelDescription {
   std::shared_ptr<const Checkpoint> open() const;
 };
 
-// config.json, generation_config.json (for tokens that end a text) and tokenizer.json, if it is there. Throws BadFile.
+// config.json, generation_config.json and tokenizer.json, the last two if they are there. Throws BadFile.
 ModelDescription describe_model(const std::filesystem::path& directory);
 ModelDescription describe_random_model(std::string_view shape, std::uint64_t seed);
 
