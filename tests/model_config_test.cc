@@ -238,9 +238,8 @@ TEST(GenerationConfig, ReadsLlama3) {
   EXPECT_EQ(config, expected);
   EXPECT_EQ(parse_generation_config("{}", ""), GenerationConfig());
   TemporaryDirectory directory;
-  write_file(
-      directory.path() / "g.json",
-      R"({"do_sample": true, "top_k": 0, "min_p": 0.05, "repetition_penalty": 1.1, "max_new_tokens": 7, "eos_token_id": 3})");
+  write_file(directory.path() / "g.json", R"({"do_sample": true, "top_k": 0, "min_p": 0.05, "repetition_penalty": 1.1,)"
+                                          R"( "max_new_tokens": 7, "eos_token_id": 3})");
   const GenerationConfig other = read_generation_config(directory.path() / "g.json");
   EXPECT_EQ(other.sampler.top_k, 0);
   EXPECT_EQ(other.sampler.min_p, 0.05);

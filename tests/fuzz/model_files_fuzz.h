@@ -15,6 +15,7 @@
 #include "model/generation_config.h"
 #include "model/safetensors.h"
 #include "model/safetensors_index.h"
+#include "model/sampler.h"
 #include "model/tensor_list.h"
 #include "model/tokenizer.h"
 #include "model/tokenizer_config.h"
@@ -43,8 +44,7 @@ inline bool try_config(std::string_view bytes) {
 
 inline bool try_generation_config(std::string_view bytes) {
   try {
-    const model::GenerationConfig config = model::parse_generation_config(bytes, "fuzz");
-    must(config.top_p >= 0 && config.top_p <= 1 && config.repetition_penalty > 0 && config.temperature >= 0);
+    model::check_sampler(model::parse_generation_config(bytes, "fuzz").sampler);
     return true;
   } catch (const BadFile&) {
     return false;
