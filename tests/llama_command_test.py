@@ -22,6 +22,7 @@ TREEATTN, GOLDEN, LAUNCHER = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3:
 # More ranks than cores, as root.
 ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 ORDER = ["--chunk", "64", "--branches", "16"]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored, by all that is started here
 
 # In the words of the published one.
 LLAMA3_TEMPLATE = ("{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ "
@@ -160,6 +161,10 @@ def check_refusals(model, scratch):
     refused("prompt is empty", *here, "", stdin=b"not asked for")
     refused("--max-tokens is empty", *here, "x", "-n", "")
     refused("UTF-8", *here, stdin=b"caf\xe9 society")
+    (scratch / "empty").write_text("")
+    for going_on in [], ["--load", scratch / "session"]:
+        refused(f"--file: {scratch}/empty is empty", *here, *going_on, "--file", scratch / "empty")
+    refused('generate does not know "b"', *here, "--", "a", "b")
     refused("--file: /dev/zero: has more than 1 GiB", *here, "--file", "/dev/zero")
     refused("context", *here, stdin=b"x" * 5000)
     refused('--weights is "int4"; accepted: stored, bf16, int8', *here, "x", "--weights", "int4")
@@ -181,7 +186,9 @@ def check_refusals(model, scratch):
     refused("without --json", *here, "x", "--logprobs", "2")
     refused('--random-weights is "llama-3.2-1b", which has no tokenizer', "demo", "--random-weights", "llama-3.2-1b")
     refused('--tokens is "10"; accepted: at least', "demo", "--tokens", 10)
-    refused(f"--stories: {scratch}/nothing", "demo", "--stories", scratch / "nothing")
+    refused(f"--stories: {scratch}/nothing: cannot open", "demo", "--stories", scratch / "nothing")
+    refused(f"--stories: {scratch}: cannot read", "demo", "--stories", scratch)
+    refused("--stories: /dev/zero: has more than 1 GiB", "demo", "--stories", "/dev/zero")
     (scratch / "stories").write_bytes(b"A story.\n\xff\n")
     refused("a paragraph of --stories: byte 0 of 1 is not UTF-8", "demo", "--stories", scratch / "stories")
     refused("--save: /dev/null/here", *here, "x", "--save", "/dev/null/here")  # before any text: stdout is empty
@@ -273,6 +280,9 @@ def check_streams(model, scratch):
     unread = subprocess.run(chat, stdin=folder, capture_output=True, timeout=60)  # no end of a conversation
     os.close(folder)
     assert unread.returncode == 2 and b"standard input cannot be read" in unread.stderr, unread
+    with open("/dev/zero", "rb") as endless:
+        unread = subprocess.run(chat, stdin=endless, capture_output=True, timeout=60)
+    assert unread.returncode == 2 and b"a line of more than 16 MiB" in unread.stderr, unread
     # stdout is closed: no file that is opened may take its number and get the text.
     closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command, "x", "--save", scratch / "quiet"],
                             stderr=subprocess.PIPE, timeout=60)
@@ -442,19 +452,22 @@ def check_ends_of_answers(model, scratch):
 
 
 def check_interrupted_chat(model):
-    """Ctrl-C while nothing is said ends nothing: the next answer is whole."""
+    """Ctrl-C while nothing is said ends nothing: the next answer is whole. In the background none ends anything."""
     command = [TREEATTN, "chat", "--model", str(model), "-n", "12", "--ignore-eos", *ORDER]
     first, both = (subprocess.run(command, input=turns, capture_output=True, timeout=60, check=True).stdout
                    for turns in (b"Hello.\n", b"Hello.\nAgain.\n"))
-    chat = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    chat.stdin.write(b"Hello.\n")
-    chat.stdin.flush()
-    said = chat.stdout.read(len(first))
-    time.sleep(0.2)
-    chat.send_signal(signal.SIGINT)
-    time.sleep(0.2)
-    said += chat.communicate(b"Again.\n", timeout=60)[0]
-    assert chat.returncode == 0 and said == both, (chat.returncode, said, both)
+    for handling, interrupts in [(signal.SIG_DFL, 1), (signal.SIG_IGN, 2)]:
+        chat = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                preexec_fn=lambda: signal.signal(signal.SIGINT, handling))
+        chat.stdin.write(b"Hello.\n")
+        chat.stdin.flush()
+        said = chat.stdout.read(len(first))
+        for _ in range(interrupts):
+            time.sleep(0.2)
+            chat.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        said += chat.communicate(b"Again.\n", timeout=60)[0]
+        assert chat.returncode == 0 and said == both, (handling, chat.returncode, said, both)
 
 
 def check_one_that_differs(model, scratch):

@@ -7,10 +7,15 @@ Usage: report_test.py TREEATTN [--browser]; with --browser only that part: exit 
 (scripts/deps.sh browser).
 """
 
+import fcntl
 import json
+import os
 import pathlib
+import pty
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -147,9 +152,54 @@ def check_usage(treeattn, folder):
     short.chmod(0o755)
     done = run(treeattn, "reproduce", "fused", "--quick", "--simulator", str(short))
     expect(done.returncode == 3 and "memory" in done.stderr, f"no memory: {done.returncode}, {done.stderr}")
+    done = subprocess.run([treeattn, "reproduce", "fused", "--simulator", str(short)], capture_output=True, timeout=60,
+                          preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    expect(done.returncode == 3, f"no memory, where children leave no status: {done.returncode}, {done.stderr}")
     done = run(treeattn, "reproduce", "fused", "volume", "--quick", "--json", "--simulator", str(short))
     expect(done.returncode == 0 and "skipped fused: " in done.stderr and '"name":"volume"' in done.stdout,
            f"no memory for one of two: {done.returncode}, {done.stderr}")
+
+
+def check_output(treeattn, folder):
+    """Where more than a buffer cannot be printed: that it is standard output, whatever the reason."""
+    longer = [treeattn, "reproduce", "scaling", "--closed-form", "--json"]
+    unread, nobody_waits = os.pipe()
+    fcntl.fcntl(nobody_waits, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(nobody_waits, False)
+    full = os.open("/dev/full", os.O_WRONLY)
+    for name, stdout in [("a full disk", full), ("a full pipe", nobody_waits)]:
+        done = subprocess.run(longer, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+        expect((done.returncode, done.stderr) == (1, "treeattn: standard output cannot be written\n"), f"{name}: {done}")
+    for end in (unread, nobody_waits, full):
+        os.close(end)
+    # A file that may not grow is refused by name, and no part of it stays.
+    page = folder / "cut.html"
+    done = subprocess.run([treeattn, "report", "--data", str(folder / "data"), "--out", str(page)], capture_output=True,
+                          text=True, timeout=60,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
+    expect(done.returncode == 2 and f"--out: {page}: cannot write" in done.stderr, f"a file that may not grow: {done}")
+    expect(not page.exists(), "a part of a page was left")
+
+
+def check_progress(treeattn, folder):
+    """On a terminal also of one experiment, while it simulates; gone before anything else is said."""
+    slow = folder / "slow"
+    slow.write_text("#!/bin/sh\ncat > /dev/null\nfor i in $(seq 30); do echo 0.5; sleep 0.1; done\nexit 3\n")
+    slow.chmod(0o755)
+    terminal, stderr = pty.openpty()
+    child = subprocess.Popen([treeattn, "reproduce", "fused", "--simulator", str(slow)], stdout=subprocess.DEVNULL,
+                             stderr=stderr, env={**os.environ, "TERM": "xterm"})
+    os.close(stderr)
+    said = b""
+    try:
+        while piece := os.read(terminal, 4096):
+            said += piece
+    except OSError:
+        pass  # the last one that writes has gone
+    os.close(terminal)
+    lines = said.split(b"\r\x1b[K")
+    expect(child.wait(timeout=60) == 3 and lines[-1].startswith(b"treeattn: ") and
+           re.fullmatch(rb"reproduce 1/1  fused: \w+ on \d+ ranks", lines[len(lines) // 2]), f"on a terminal: {said}")
 
 
 # What the page must show, looked up by the browser itself after layout.
@@ -216,6 +266,8 @@ def main():
             check_closed_form(treeattn)
             check_files(outcomes, folder)
             check_usage(treeattn, folder)
+            check_output(treeattn, folder)
+            check_progress(treeattn, folder)
     for failure in failures:
         print("FAILED:", failure)
     sys.exit(1 if failures else 0)

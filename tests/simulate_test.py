@@ -240,14 +240,16 @@ def check_reader_gone():
 
 
 def check_interrupted():
-    """Ctrl-C reaches both programs. Neither complains."""
-    simulating = subprocess.Popen([sys.argv[1], "simulate", "--ranks", "1024", "--strategy", "ring"],
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    time.sleep(1)  # until the simulator is at work
-    os.killpg(simulating.pid, signal.SIGINT)
-    out, complaint = simulating.communicate(timeout=60)
-    expect(simulating.returncode == -signal.SIGINT and out + complaint == b"",
-           f"interrupted: {simulating.returncode}, {out}, {complaint}")
+    """Ctrl-C reaches both programs. Neither complains, and in the background, where it is ignored, neither ends."""
+    for handling, ranks, code in [(signal.SIG_DFL, 1024, -signal.SIGINT), (signal.SIG_IGN, 512, 0)]:
+        simulating = subprocess.Popen([sys.argv[1], "simulate", "--ranks", str(ranks), "--strategy", "ring"],
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                                      preexec_fn=lambda: signal.signal(signal.SIGINT, handling))
+        time.sleep(1)  # until the simulator is at work
+        os.killpg(simulating.pid, signal.SIGINT)
+        out, complaint = simulating.communicate(timeout=60)
+        expect(simulating.returncode == code and (out == b"") == (code != 0) and complaint == b"",
+               f"interrupted: {simulating.returncode}, {out}, {complaint}")
 
 
 def main():

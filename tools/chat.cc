@@ -36,7 +36,9 @@ struct ChatCommand {
 };
 
 // Instead of the length of a line.
-constexpr std::int64_t kEnd = -1, kUnreadable = -2, kNothingYet = -3;
+constexpr std::int64_t kEnd = -1, kUnreadable = -2, kNothingYet = -3, kTooLong = -4;
+// No context is so long, and a device may have no end.
+constexpr std::size_t kMostBytes = std::size_t{16} << 20;
 
 // Standard input, line by line.
 class Input {
@@ -50,6 +52,7 @@ class Input {
         unread_.erase(0, end + 1);
         return static_cast<std::int64_t>(line.size());
       }
+      if (unread_.size() > kMostBytes) return kTooLong;
       pollfd input{STDIN_FILENO, POLLIN, 0};
       const int waited = ::poll(&input, 1, static_cast<int>(std::min(within.count() * 1e3, kMostMilliseconds)));
       if (waited == 0) return kNothingYet;
@@ -84,6 +87,7 @@ std::optional<std::string> next_line(const std::shared_ptr<Communicator>& world,
     world->broadcast(std::as_writable_bytes(std::span(&length, 1)), 0, threads ? kLong : world->deadline());
   }
   if (length == kUnreadable) throw BadFile("standard input cannot be read");
+  if (length == kTooLong) throw BadFile("standard input has a line of more than 16 MiB; accepted: a message a line");
   if (length == kEnd) {
     if (asks) fmt::print("\n");  // whoever reads the terminal next begins a line
     return {};

@@ -88,6 +88,7 @@ std::filesystem::path program_folder() { return std::filesystem::read_symlink("/
 int run_child(const std::filesystem::path& program, const std::string& input,
               const std::function<void(const std::string&)>& on_line) {
   Pipe in, out;
+  std::signal(SIGCHLD, SIG_DFL);  // where whoever started this ignores it, no child leaves a status
   const pid_t child = start(program, in.read_end(), out.write_end());
   in.close(0);
   out.close(1);

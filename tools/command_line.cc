@@ -79,7 +79,8 @@ std::string full_name(const CLI::App& app) {
 
 // CLI11 lists what is left over from the last word to the first, and does not say what would be taken.
 std::string unknown_argument(const CLI::App& command) {
-  const std::vector<std::string> left = command.remaining();
+  std::vector<std::string> left = command.remaining();
+  std::erase(left, "--");  // is known, but for CLI11 left over, too
   if (left.empty() && command.get_parent() != nullptr) return unknown_argument(*command.get_parent());
   std::string accepted;
   for (const CLI::Option* option : command.get_options()) {

@@ -106,8 +106,10 @@ DecodeTime DecodeTimes::at(const DecodePoint& point) {
 DecodeTime DecodeTimes::simulate(const DecodePoint& point) {
   const std::string job = job_of(point).to_json();
   if (const auto found = known_.find(job); found != known_.end()) return found->second;
+  const std::string what = fmt::format("{} on {} ranks", strategy_name(point.strategy), point.ranks);
   std::optional<SimulationLine> line;
   const int status = run_child(simulator_, job, [&](const std::string& text) {
+    listener_(what);
     if (text.starts_with('{')) line = SimulationLine::from_json(text);  // else: how far it has come
   });
   if (status == kUnavailable) throw Unavailable("the simulator has not enough memory; it has said why");

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -53,8 +54,12 @@ DecodeTime closed_form(const DecodePoint& point);
 // Asks for every point once.
 class DecodeTimes {
  public:
+  // Hears what is being simulated, many times while that lasts.
+  using Listener = std::function<void(const std::string& what)>;
+
   // simulator: the program beside `treeattn` that simulates; none: closed form only.
-  explicit DecodeTimes(std::filesystem::path simulator) : simulator_(std::move(simulator)) {}
+  DecodeTimes(std::filesystem::path simulator, Listener listener)
+      : simulator_(std::move(simulator)), listener_(std::move(listener)) {}
 
   bool can_simulate() const { return !simulator_.empty(); }
   // Simulated where the ranks are few enough for that to be quick. Throws Error when a simulation fails.
@@ -68,6 +73,7 @@ class DecodeTimes {
   DecodeTime simulate(const DecodePoint& point);
 
   std::filesystem::path simulator_;
+  Listener listener_;
   std::map<std::string, DecodeTime> known_;  // by job
   std::optional<double> largest_distance_;
 };

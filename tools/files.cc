@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -47,7 +48,15 @@ void write_text(const std::filesystem::path& path, std::string_view text) {
   if (!file) base::throw_errno(path, "create");
   const bool written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
   // Closing writes what is still in the buffer.
-  if (!written || std::fclose(file.release()) != 0) base::throw_errno(path, "write");
+  if (written && std::fclose(file.release()) == 0) return;
+  const int reason = errno;
+  std::error_code ignored;
+  // Nobody may take a part for the whole. Links stay, as /dev/stdout is one.
+  if (std::filesystem::is_regular_file(std::filesystem::symlink_status(path, ignored))) {
+    std::filesystem::remove(path, ignored);
+  }
+  errno = reason;
+  base::throw_errno(path, "write");
 }
 
 void make_directory(const std::filesystem::path& path) {

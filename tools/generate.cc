@@ -199,8 +199,10 @@ int run(const GenerateCommand& options) {
                 "--logprobs is {} without --json, which would print them; accepted: both", text.sampler.logprobs);
   if (!text.stop.empty()) require_tokenizer(options.model, plan, " with --stop");
   const std::string prompt = read_prompt(options);
-  if (plan.model.tokenizer) require_utf8(options.file.empty() ? "the prompt" : "--file", prompt);
-  base::require(!prompt.empty() || !options.load.empty(), "the prompt is empty; accepted: a text");
+  const std::string source = options.file.empty() ? "the prompt" : "--file: " + options.file;
+  if (plan.model.tokenizer) require_utf8(source.c_str(), prompt);
+  const bool goes_on = options.file.empty() && !options.load.empty();
+  base::require(!prompt.empty() || goes_on, "{} is empty; accepted: a text", source);
   const bool first = options.load.empty();
   const std::vector<std::int32_t> tokens = tokens_of(plan.model, prompt, first);
   const std::int64_t context = plan.model.config.context;

@@ -3,11 +3,12 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
 #include <numeric>
+#include <sstream>
 #include <utility>
 
 #include "base/check.h"
+#include "files.h"
 #include "treeattn/error.h"
 
 namespace treeattn::tools {
@@ -40,8 +41,7 @@ HaystackOrder haystack_order(std::span<const std::int64_t> lengths, std::int64_t
 int pass_key(std::uint64_t seed) { return 10000 + static_cast<int>(HaystackRandom(seed ^ 0x5EED).below(90000)); }
 
 std::vector<std::string> read_paragraphs(const std::filesystem::path& file) {
-  std::ifstream in(file);
-  if (!in) throw BadFile(fmt::format("{} cannot be read", file.string()));
+  std::istringstream in(read_text(file));
   std::vector<std::string> out;
   for (std::string line; std::getline(in, line);) {
     if (!line.empty()) out.push_back(line);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -99,11 +100,13 @@ void hold_closed_streams() {
   }
 }
 
+constexpr char kNoOutput[] = "standard output cannot be written";
+
 // What was printed may still lie in a buffer, and the disk may be full: then it is lost, and nobody may believe
 // otherwise.
 int after_printing(int code) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
-  return fail("standard output cannot be written", code == kOk ? kCheckFailed : code);
+  return fail(kNoOutput, code == kOk ? kCheckFailed : code);
 }
 
 int run(int argc, char** argv) {
@@ -146,6 +149,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   using namespace treeattn;
   tools::hold_closed_streams();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow (ulimit -f) is then refused as one on a full disk is
   try {
     return tools::after_printing(tools::run(argc, argv));
   } catch (const InvalidArgument& error) {
@@ -159,6 +163,8 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return tools::fail_alone(tools::no_memory_text(), tools::kUnavailable);
   } catch (const std::system_error& error) {
+    // fmt's, who does not say which file, and may give a reason that others give for want of threads.
+    if (std::ferror(stdout) != 0) return tools::fail_alone(tools::kNoOutput, tools::kCheckFailed);
     const bool threads = error.code() == std::errc::resource_unavailable_try_again;
     return threads ? tools::fail_alone(tools::no_threads_text(), tools::kUnavailable)
                    : tools::fail_alone(error.what(), tools::kCheckFailed);

@@ -146,7 +146,8 @@ const std::atomic<bool>& interrupt_flag() { return interrupted; }
 
 void catch_interrupt() {
   interrupted = false;
-  std::signal(SIGINT, on_interrupt);
+  // What a script starts in the background has it ignored: Ctrl-C is for who is in front.
+  if (std::signal(SIGINT, on_interrupt) == SIG_IGN) std::signal(SIGINT, SIG_IGN);
 }
 
 int run_model(const ModelPlan& plan, std::int64_t tokens, const std::function<int(const ModelRank&)>& body) {

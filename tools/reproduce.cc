@@ -116,13 +116,16 @@ int run(const ReproduceOptions& options) {
   base::require(!options.names.empty(), "no experiment is named; accepted: names of treeattn reproduce --list, or all");
   const std::vector<const Experiment*> experiments = chosen(options);
   if (!options.out.empty()) inside_option("--out", [&] { make_directory(options.out); });
-  DecodeTimes times(simulator(options));
+  std::size_t begun = 0;
+  Progress progress("reproduce", experiments.size());
+  DecodeTimes times(simulator(options), [&](const std::string& what) {
+    progress.at(begun, fmt::format("{}: {}", experiments[begun - 1]->name, what));
+  });
   ExperimentContext context{times, options.quick};
   bool failed = false;
   std::size_t skipped = 0;
-  Progress progress("reproduce", experiments.size());
   for (const Experiment* experiment : experiments) {
-    progress.step(std::string(experiment->name));
+    progress.at(++begun, std::string(experiment->name));
     Outcome outcome;
     try {
       outcome = run_experiment(*experiment, context);

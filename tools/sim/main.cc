@@ -153,8 +153,9 @@ void run_rank(Simulation& simulation) {
 int run(int argc, char** argv) {
   std::signal(SIGABRT, on_abort);
   xbt_log_control_set("root.thresh:warning");
+  const auto on_interrupt = std::signal(SIGINT, SIG_DFL);
   sg4::Engine engine(&argc, argv);
-  std::signal(SIGINT, SIG_DFL);  // SimGrid's own handler complains, which is no answer to Ctrl-C
+  std::signal(SIGINT, on_interrupt);  // SimGrid's own handler complains, which is no answer to Ctrl-C
   const std::string text((std::istreambuf_iterator<char>(std::cin)), std::istreambuf_iterator<char>());
   configure_simulator();
   Simulation simulation(SimulationJob::from_json(text));
