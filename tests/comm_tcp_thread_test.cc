@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks connected by TCP: the one list of cases, attention over them, ranks that are lost, and ranks that never come.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <net/if.h>
 #include <sched.h>
@@ -14,11 +15,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <mutex>
 #include <thread>
 
 #include "address_limit.h"
+#include "comm/tcp_card.h"
 #include "comm/tcp_mesh.h"
 #include "comm_cases.h"
 #include "parallel_checks.h"
@@ -101,22 +104,25 @@ TEST(Tcp, GivenUpMessagesKeepTheirPlace) {
   run_tcp_threads(2, [](std::shared_ptr<Communicator> world) { testing::check_given_up_send(*world); });
 }
 
+// Somebody who listens on this machine.
+struct Door {
+  explicit Door(int backlog) : socket(::socket(AF_INET, SOCK_STREAM, 0)) {
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    EXPECT_EQ(::bind(socket.fd(), entry.ai_addr, size), 0);
+    EXPECT_EQ(::listen(socket.fd(), backlog), 0);
+    EXPECT_EQ(::getsockname(socket.fd(), entry.ai_addr, &size), 0);
+  }
+  comm::Socket socket;
+  sockaddr_in address{};
+  addrinfo entry{0,       AF_INET, SOCK_STREAM, 0, sizeof(sockaddr_in), reinterpret_cast<sockaddr*>(&address),
+                 nullptr, nullptr};
+};
+
 // A host may have several addresses, and a firewall that says nothing at the first.
 TEST(Tcp, AnAddressWithoutAnswerLeavesTimeForTheOthers) {
-  struct Door {
-    explicit Door(int backlog) : socket(::socket(AF_INET, SOCK_STREAM, 0)) {
-      address.sin_family = AF_INET;
-      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-      socklen_t size = sizeof address;
-      EXPECT_EQ(::bind(socket.fd(), entry.ai_addr, size), 0);
-      EXPECT_EQ(::listen(socket.fd(), backlog), 0);
-      EXPECT_EQ(::getsockname(socket.fd(), entry.ai_addr, &size), 0);
-    }
-    comm::Socket socket;
-    sockaddr_in address{};
-    addrinfo entry{0,       AF_INET, SOCK_STREAM, 0, sizeof(sockaddr_in), reinterpret_cast<sockaddr*>(&address),
-                   nullptr, nullptr};
-  } deaf(0), open(5);
+  Door deaf(0), open(5);
   std::vector<comm::Socket> waiting;  // until there is no room for more before the door
   for (int i = 0; i < 4; ++i) {
     waiting.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
@@ -317,13 +323,14 @@ int status_of(pid_t child) {
 }
 
 // Connected to rank 0 of this machine; closed where that does not listen.
-comm::Socket try_knock_at(int port) {
+comm::Socket try_knock_at(int port, int flags = 0) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   address.sin_port = htons(static_cast<std::uint16_t>(port));
-  comm::Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
-  const bool there = ::connect(socket.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+  comm::Socket socket(::socket(AF_INET, SOCK_STREAM | flags, 0));
+  const bool there =
+      ::connect(socket.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 || errno == EINPROGRESS;
   return there ? std::move(socket) : comm::Socket();
 }
 
@@ -349,7 +356,7 @@ TEST(Tcp, StrangersAtThePortHoldNobodyUp) {
   const int port = free_port();
   std::thread first([&] { meet(0, 2, port); });
   const std::string request = "GET / HTTP/1.1\r\n" + std::string(200, 'x');
-  const std::string half = "eert";  // how a card begins
+  const std::string half = "eerT";  // how a card begins
   std::vector<comm::Socket> strangers;
   for (const std::string& says : {std::string(), request, half}) {
     strangers.push_back(knock_at(port));
@@ -377,6 +384,93 @@ TEST(Tcp, SilentStrangersMakeRoom) {
   EXPECT_EQ(status_of(child), 0);
 }
 #endif
+
+TEST(Tcp, ALimitOfOpenFilesBelowTheRanksIsNamed) {
+  const pid_t child = start_process([&] {
+    const rlimit few{40, 40};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    try {
+      tcp_communicator(TcpPlace{0, 40, "127.0.0.1", free_port()}, with_deadline(0.3));
+      ADD_FAILURE() << "alone, and connected";
+    } catch (const Unavailable& error) {
+      const std::string why = "size = 40, with a connection to every other rank, and this process may open 40 files; ";
+      EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
+    }
+    return true;
+  });
+  EXPECT_EQ(status_of(child), 0);
+}
+
+// Who knock and go, one after the other, with no end: rank 0 goes when its time is over, and not when nobody knocks.
+TEST(Tcp, StrangersWithoutEndDoNotPutOffTheDeadline) {
+  const int port = free_port();
+  std::atomic<bool> has_gone = false;
+  std::atomic<bool> was_put_off = false;
+  const auto flood = [&] {
+    const auto enough = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    std::deque<comm::Socket> strangers;
+    while (!has_gone && !was_put_off) {
+      was_put_off = std::chrono::steady_clock::now() > enough;
+      strangers.push_back(try_knock_at(port, SOCK_NONBLOCK));
+      const linger at_once{1, 0};  // so that the system has no port to remember
+      ::setsockopt(strangers.back().fd(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+      if (strangers.size() > 100) strangers.pop_front();
+    }
+  };
+  std::vector<std::thread> flooding;
+  for (int i = 0; i < 2; ++i) flooding.emplace_back(flood);
+  EXPECT_THROW(tcp_communicator(TcpPlace{0, 2, "127.0.0.1", port}, with_deadline(0.5)), Unavailable);
+  EXPECT_FALSE(was_put_off) << "rank 0 stayed as long as somebody knocked";
+  has_gone = true;
+  for (std::thread& thread : flooding) thread.join();
+}
+
+// What a rank of the next version begins with. All that comes after it may be another.
+constexpr comm::TcpGreeting kOfNextVersion{comm::TcpGreeting::kMagic, comm::TcpGreeting::kVersion + 1};
+
+template <class Body>
+void expect_both_versions_named(const Body& body) {
+  try {
+    body();
+    ADD_FAILURE() << "connected to a rank of another version";
+  } catch (const Unavailable& error) {
+    const std::string versions =
+        fmt::format("speaks version {} of the protocol, and this rank version {}; accepted: ", kOfNextVersion.version,
+                    comm::TcpGreeting::kVersion);
+    EXPECT_NE(std::string(error.what()).find(versions), std::string::npos) << error.what();
+  }
+}
+
+// The greeting alone is enough to tell; no card of another version would be as long.
+TEST(Tcp, ARankOfAnotherVersionIsRefusedAndToldWhy) {
+  const int port = free_port();
+  std::thread first([&] {
+    expect_both_versions_named([&] { tcp_communicator(TcpPlace{0, 3, "127.0.0.1", port}, with_deadline(20)); });
+  });
+  const comm::Socket other = knock_at(port);
+  EXPECT_EQ(::send(other.fd(), &kOfNextVersion, sizeof kOfNextVersion, MSG_NOSIGNAL),
+            static_cast<ssize_t>(sizeof kOfNextVersion));
+  comm::TcpGreeting answer{};
+  EXPECT_EQ(::recv(other.fd(), &answer, sizeof answer, MSG_WAITALL), static_cast<ssize_t>(sizeof answer));
+  EXPECT_EQ(answer.magic, comm::TcpGreeting::kMagic);
+  EXPECT_EQ(answer.version, comm::TcpGreeting::kVersion);
+  first.join();
+}
+
+TEST(Tcp, ARankThatIsRefusedForItsVersionSaysSo) {
+  const Door door(1);
+  std::thread second([&] {
+    const TcpPlace place{1, 3, "127.0.0.1", ntohs(door.address.sin_port)};
+    expect_both_versions_named([&] { tcp_communicator(place, with_deadline(20)); });
+  });
+  const comm::Socket rank(::accept(door.socket.fd(), nullptr, nullptr));
+  comm::TcpGreeting greeting{};
+  EXPECT_EQ(::recv(rank.fd(), &greeting, sizeof greeting, MSG_WAITALL), static_cast<ssize_t>(sizeof greeting));
+  EXPECT_EQ(greeting.version, comm::TcpGreeting::kVersion);
+  EXPECT_EQ(::send(rank.fd(), &kOfNextVersion, sizeof kOfNextVersion, MSG_NOSIGNAL),
+            static_cast<ssize_t>(sizeof kOfNextVersion));
+  second.join();
+}
 
 // It had its own deadline, and is started again while rank 0 still waits.
 TEST(Tcp, ARankThatWentAwayMayComeAgain) {
@@ -453,6 +547,36 @@ TEST(Tcp, ANameThatIsNotKnownYetIsAskedForAgain) {
   });
   const int status = status_of(child);
   if (status == kNotHere) GTEST_SKIP() << "no names of its own for a process";
+  EXPECT_EQ(status, 0);
+}
+
+// Nothing ends a question to a name server that never answers; the deadline does not wait for it.
+TEST(Tcp, ANameServerThatNeverAnswersDoesNotPutOffTheDeadline) {
+  const TemporaryDirectory directory;
+  const std::string servers = directory.path() / "resolv.conf";
+  std::ofstream(servers) << "nameserver 127.0.0.1\noptions timeout:10 attempts:1\n";
+  const pid_t child = start_process([&] {
+    if (!enter_small_network() || ::unshare(CLONE_NEWNS) != 0) return false;
+    if (::mount(servers.c_str(), "/etc/resolv.conf", nullptr, MS_BIND, nullptr) != 0) return false;
+    const comm::Socket silent(::socket(AF_INET, SOCK_DGRAM, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(53);
+    if (::bind(silent.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return false;
+    try {
+      tcp_communicator(TcpPlace{1, 2, "rank0.example", 45680}, with_deadline(0.3));
+      ADD_FAILURE() << "connected to a name that nobody knows";
+    } catch (const Unavailable& error) {
+      EXPECT_STREQ(error.what(),
+                   "tcp_communicator: address rank0.example: no answer from a name server within the deadline");
+    }
+    char question[512];
+    EXPECT_GT(::recv(silent.fd(), question, sizeof question, MSG_DONTWAIT), 0) << "nobody asked the name server";
+    return true;
+  });
+  const int status = status_of(child);
+  if (status == kNotHere) GTEST_SKIP() << "no name servers of its own for a process";
   EXPECT_EQ(status, 0);
 }
 

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a Llama is made of: weights, frequencies, the memory it needs, its public face, and what a session keeps.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <numbers>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "byte_tokenizer.h"
 #include "model/memory_need.h"
 #include "model/rope.h"
 #include "model/session_file.h"
 #include "model/stop_scanner.h"
 #include "model_files.h"
+#include "needs_pcre2.h"
 #include "small_llama.h"
 #include "temporary_directory.h"
 #include "treeattn/error.h"
@@ -233,6 +237,29 @@ TEST(PublicLlama, GeneratesSavesAndGoesOn) {
   };
   EXPECT_EQ(on(1).size(), 20u);
   EXPECT_EQ(on(1), on(2));
+}
+
+// A vocabulary may be filled up with tokens that no tokenizer knows, and a model may say them.
+TEST(PublicLlama, TokensWithoutATextHaveNone) {
+  NEEDS_PCRE2();
+  const TemporaryDirectory directory;
+  const auto demo = std::filesystem::path(TREEATTN_TESTS_DIR) / "../tools/demo_model/model";
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    std::filesystem::create_symlink(demo / name, directory.path() / name);
+  }
+  std::ofstream(directory.path() / "tokenizer.json") << testing_model::byte_tokenizer_json();
+  const auto model = LlamaModel::load(directory.path());
+  const auto text = [&](std::vector<std::int32_t> tokens) { return model->decode(tokens); };
+  ASSERT_EQ(model->vocab(), 1536);
+  EXPECT_EQ(text({'a', 1535, testing_model::kEndOfTurn, 'b'}), "ab");
+  for (const std::int32_t token : {-1, 1536}) {
+    try {
+      text({'a', token});
+      ADD_FAILURE() << "token " << token;
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(error.what(), fmt::format("token {}; accepted: 0 to 1535", token));
+    }
+  }
 }
 
 TEST(StopScanner, HoldsBackWhatMayBecomeAStop) {

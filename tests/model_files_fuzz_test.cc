@@ -104,6 +104,9 @@ TEST(OtherBytesFuzz, CardOfARankOverTcp) {
   }
   card.port = 65536;
   EXPECT_FALSE(comm::is_sound(card));
+  card.port = 1;
+  card.greeting.version += 1;
+  EXPECT_FALSE(comm::is_sound(card)) << "another version";
 }
 
 TEST(ModelFilesFuzz, Tokenizer) {

@@ -183,7 +183,8 @@ struct TcpPlace {
 // launchers such as torchrun set; where torchrun itself listens at that port (TORCHELASTIC_USE_AGENT_STORE), rank 0
 // does at the next one. Every two ranks get a connection; nothing is encrypted or checked, so use it in a network you
 // trust. Collective: waits for all ranks, as long as the deadline; one that left meanwhile may come again. Throws
-// Unavailable when they do not come or the environment says nothing, InvalidArgument when it says what cannot be.
+// Unavailable when they do not come, one is of a version that speaks otherwise, this process may open fewer files than
+// there are ranks, or the environment says nothing; InvalidArgument when it says what cannot be.
 std::shared_ptr<Communicator> tcp_communicator(RankOptions options = {});
 std::shared_ptr<Communicator> tcp_communicator(const TcpPlace& place, RankOptions options = {});
 // Whether the environment says so: RANK, WORLD_SIZE, and MASTER_PORT or MASTER_ADDR are set.

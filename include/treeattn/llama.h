@@ -141,8 +141,8 @@ class LlamaModel {
   // With the token that begins a text in front, as the model was trained. Throws InvalidArgument for text that is not
   // UTF-8; Unavailable without a tokenizer.
   std::vector<std::int32_t> encode(std::string_view text) const;
-  // The bytes of the tokens, special ones left out. Throws InvalidArgument for one that the tokenizer does not have;
-  // Unavailable without a tokenizer.
+  // The bytes of the tokens; special ones, and those of the model that the tokenizer does not have, are left out.
+  // Throws InvalidArgument for one that is not in [0, vocab()); Unavailable without a tokenizer.
   std::string decode(std::span<const std::int32_t> tokens) const;
 
   // For sessions.

@@ -58,6 +58,7 @@ struct Note {
     double listen_left = 0;
     double time_left = 0;  // seconds of the roll call
   };
+  static_assert(sizeof(Head) == 48, "another layout is another TcpGreeting::kVersion");
   Head head;
   RankSet lost;  // kVote, kShrink
 };

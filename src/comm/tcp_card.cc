@@ -5,12 +5,16 @@
 
 namespace treeattn::comm {
 
+bool is_of_other_version(const TcpGreeting& greeting) {
+  return greeting.magic == TcpGreeting::kMagic && greeting.version != TcpGreeting::kVersion;
+}
+
 bool is_sound(const TcpCard& card) {
   const auto ends = [](const std::array<char, 64>& text) {
     return std::find(text.begin(), text.end(), '\0') != text.end();
   };
-  return card.magic == TcpCard::kMagic && card.port >= 1 && card.port <= 65535 && ends(card.address) &&
-         ends(card.machine);
+  return card.greeting.magic == TcpGreeting::kMagic && card.greeting.version == TcpGreeting::kVersion &&
+         card.port >= 1 && card.port <= 65535 && ends(card.address) && ends(card.machine);
 }
 
 void put_text(std::array<char, 64>& field, std::string_view text) {

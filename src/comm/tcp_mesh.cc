@@ -7,6 +7,7 @@
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,6 +15,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <future>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <thread>
@@ -44,6 +48,7 @@ class Deadline {
     return static_cast<int>(std::clamp<long long>(left, 0, 1 << 30));
   }
   Clock::time_point end() const { return end_; }
+  bool over() const { return Clock::now() >= end_; }
 
  private:
   Clock::time_point end_;
@@ -55,6 +60,16 @@ class Deadline {
 
 [[noreturn]] void late(const std::string& what) {
   throw Unavailable(fmt::format("tcp_communicator: {} within the deadline", what));
+}
+
+// Said before anybody is waited for: a connection to every other rank, and one file to listen with.
+void require_open_files(int size) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur > static_cast<rlim_t>(size)) return;
+  throw Unavailable(
+      fmt::format("tcp_communicator: size = {}, with a connection to every other rank, and this process may open {} "
+                  "files; accepted: a limit (ulimit -n) some files above the size",
+                  size, limit.rlim_cur));
 }
 
 // Before it is bound or connected. Its address may be used again: neither what an earlier run has closed keeps rank 0
@@ -115,31 +130,53 @@ std::span<std::byte> bytes_of(T& value) {
   return std::as_writable_bytes(std::span(&value, 1));
 }
 
-// Of a host, or, where that is empty, to listen on. A cluster may give a machine its name only when that has started:
-// it is asked for again and again.
+// Of a host, or, where that is empty, to listen on.
 struct Addresses {
-  addrinfo* list = nullptr;
-  Addresses(const std::string& host, int port, Clock::time_point until) {
-    addrinfo hints{};
-    hints.ai_family = AF_UNSPEC;
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = host.empty() ? AI_PASSIVE : 0;
-    const char* name = host.empty() ? nullptr : host.c_str();
-    while (const int code = ::getaddrinfo(name, std::to_string(port).c_str(), &hints, &list)) {
-      if (Clock::now() >= until) late(fmt::format("address {}: {}", host, ::gai_strerror(code)));
-      std::this_thread::sleep_for(kAskForNameAgain);
-    }
-  }
-  ~Addresses() { ::freeaddrinfo(list); }
-  Addresses(const Addresses&) = delete;
-  Addresses& operator=(const Addresses&) = delete;
+  int error = 0;  // as getaddrinfo says it
+  std::shared_ptr<const addrinfo> list;
 };
+
+Addresses look_up(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = host.empty() ? AI_PASSIVE : 0;
+  addrinfo* list = nullptr;
+  const char* name = host.empty() ? nullptr : host.c_str();
+  const int error = ::getaddrinfo(name, std::to_string(port).c_str(), &hints, &list);
+  if (error != 0) return {error, nullptr};
+  return {0, {list, ::freeaddrinfo}};
+}
+
+// None when no name server has answered by then. Nothing ends a getaddrinfo that waits, so it is left to a thread that
+// owns all it uses, and that nobody waits for any longer.
+std::optional<Addresses> look_up(const std::string& host, int port, Clock::time_point until) {
+  std::packaged_task<Addresses()> task([host, port] { return look_up(host, port); });
+  std::future<Addresses> found = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (found.wait_until(until) != std::future_status::ready) return {};
+  return found.get();
+}
+
+// A cluster may give a machine its name only when that has started: it is asked for again and again.
+Addresses addresses_of(const std::string& host, int port, Clock::time_point until) {
+  for (;;) {
+    const std::optional<Addresses> found = look_up(host, port, until);
+    if (!found) late(fmt::format("address {}: no answer from a name server", host));
+    if (found->error == 0) return *found;
+    std::this_thread::sleep_until(std::min(Clock::now() + kAskForNameAgain, until));
+    if (Clock::now() >= until) late(fmt::format("address {}: {}", host, ::gai_strerror(found->error)));
+  }
+}
 
 // On all interfaces; port 0: any free one. A socket of IPv6 is there for IPv4, too.
 Socket listen_on(int port) {
-  const Addresses addresses("", port, Clock::now());
+  const Addresses addresses = look_up("", port);
+  if (addresses.error != 0) {
+    throw Unavailable(fmt::format("tcp_communicator: port {}: {}", port, ::gai_strerror(addresses.error)));
+  }
   for (const int family : {AF_INET6, AF_INET}) {
-    for (const addrinfo* a = addresses.list; a != nullptr; a = a->ai_next) {
+    for (const addrinfo* a = addresses.list.get(); a != nullptr; a = a->ai_next) {
       if (a->ai_family != family) continue;
       Socket socket(::socket(a->ai_family, a->ai_socktype, a->ai_protocol));
       if (!socket.open()) continue;
@@ -183,8 +220,8 @@ Socket begin_call(const addrinfo& address, const std::string& whom) {
 }
 
 Socket connect_to(int rank, const std::string& host, int port, const Deadline& deadline) {
-  const Addresses addresses(host, port, deadline.end());
-  return connect_to_any(addresses.list, fmt::format("rank {} at {}:{}", rank, host, port), deadline.end());
+  const Addresses addresses = addresses_of(host, port, deadline.end());
+  return connect_to_any(addresses.list.get(), fmt::format("rank {} at {}:{}", rank, host, port), deadline.end());
 }
 
 // Where somebody comes from, as others can use it; empty for this machine, whose loopback is another one elsewhere.
@@ -195,6 +232,14 @@ std::string address_of(const sockaddr_storage& from, socklen_t size) {
   constexpr std::string_view kMapped = "::ffff:";  // an address of IPv4 on a socket of IPv6
   if (address.starts_with(kMapped)) address.remove_prefix(kMapped.size());
   return address == "::1" || address.starts_with("127.") ? std::string() : std::string(address);
+}
+
+void require_same_version(const TcpGreeting& greeting, const std::string& who) {
+  if (!is_of_other_version(greeting)) return;
+  throw Unavailable(
+      fmt::format("tcp_communicator: {} speaks version {} of the protocol, and this rank version {}; accepted: the "
+                  "same version of treeattn on all ranks",
+                  who, greeting.version, TcpGreeting::kVersion));
 }
 
 // Who has connected, and the card it shows, with the address it comes from.
@@ -209,13 +254,15 @@ class Door {
  public:
   explicit Door(const Socket& listening) : listening_(listening) {}
 
-  // The next one with a card; what is none is sent away. missing: the ranks that are to come, of `size`.
+  // The next one with a card; what is none is sent away. missing: the ranks that are to come, of `size`. Throws
+  // Unavailable when the time is over, and for a card of another version.
   Caller next(const std::vector<int>& missing, std::size_t size, const Deadline& deadline) {
     const std::string what = fmt::format("{} of {} did not come", name_ranks(missing), size);
     for (;;) {
-      const bool room = let_in(missing.size(), what);
+      const bool room = let_in(missing.size(), deadline, what);
       for (auto knock = knocks_.begin(); knock != knocks_.end();) {
         const bool there = listen_to(*knock);
+        if (there && knock->have >= sizeof(TcpGreeting)) answer_other_version(*knock);
         if (there && knock->have < sizeof(TcpCard)) {
           ++knock;
           continue;
@@ -244,8 +291,9 @@ class Door {
 
   // False when this process may have no more open files, and not all who have them can be ranks: the one that has been
   // silent for longest must make room.
-  bool let_in(std::size_t missing, const std::string& what) {
+  bool let_in(std::size_t missing, const Deadline& deadline, const std::string& what) {
     for (;;) {
+      if (deadline.over()) late(what);  // there may be no end of those who knock
       sockaddr_storage from{};
       socklen_t size = sizeof from;
       Socket socket(::accept(listening_.fd(), reinterpret_cast<sockaddr*>(&from), &size));
@@ -271,6 +319,14 @@ class Door {
       knock.have += static_cast<std::size_t>(got);
     }
     return true;
+  }
+
+  // The other side learns of it too. More than the greeting it may take for something else.
+  static void answer_other_version(const Knock& knock) {
+    const TcpGreeting mine;
+    if (is_of_other_version(knock.card.greeting)) ::send(knock.socket.fd(), &mine, sizeof mine, MSG_NOSIGNAL);
+    require_same_version(knock.card.greeting,
+                         knock.address.empty() ? "a rank of this machine" : "a rank at " + knock.address);
   }
 
   void wait(const Deadline& deadline, const std::string& what) const {
@@ -331,9 +387,14 @@ std::vector<TcpCard> report(const TcpPlace& place, const TcpCard& mine, const De
   const Socket socket = connect_to(0, place.address, place.port, deadline);
   TcpCard card = mine;
   send_all(socket.fd(), bytes_of(card), deadline, "report to rank 0");
-  if (!receive_all(socket.fd(), std::as_writable_bytes(std::span(cards)), deadline, "no table of ranks from rank 0")) {
+  const auto receive = [&](std::span<std::byte> part) {
+    if (receive_all(socket.fd(), part, deadline, "no table of ranks from rank 0")) return;
     throw Unavailable("tcp_communicator: rank 0 has gone before all ranks had come");
-  }
+  };
+  const auto table = std::as_writable_bytes(std::span(cards));
+  receive(table.first(sizeof(TcpGreeting)));
+  require_same_version(cards[0].greeting, fmt::format("rank 0 at {}:{}", place.address, place.port));
+  receive(table.subspan(sizeof(TcpGreeting)));
   if (!std::all_of(cards.begin(), cards.end(), is_sound)) {
     throw Unavailable(fmt::format("tcp_communicator: {}:{} sent what is no table of ranks", place.address, place.port));
   }
@@ -379,6 +440,7 @@ TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {
   require(place.size >= 1 && place.size <= kMostTcpRanks, "size = {}; accepted: 1 to {}", place.size, kMostTcpRanks);
   require(place.rank >= 0 && place.rank < place.size, "rank = {}; accepted: 0 to {}", place.rank, place.size - 1);
   require(place.port >= 1 && place.port <= 65535, "port = {}; accepted: 1 to 65535", place.port);
+  require_open_files(place.size);
   const Deadline deadline(within);
   const auto size = static_cast<std::size_t>(place.size);
   TcpMesh mesh;

@@ -46,7 +46,7 @@ struct TcpMesh {
 };
 
 // Collective. Throws InvalidArgument for a bad place, Unavailable when the others are not there within the deadline or
-// the network says no.
+// are of another version, too few files may be open, or the network says no.
 TcpMesh connect_mesh(const TcpPlace& place, Seconds deadline);
 
 }  // namespace treeattn::comm

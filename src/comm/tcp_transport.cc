@@ -30,6 +30,7 @@ struct Header {
   std::uint32_t given_up = 0;  // 1: before it had begun. It keeps its place, so that nothing sent later is taken for it
   std::uint64_t bytes = 0;
 };
+static_assert(sizeof(Header) == 16, "another layout is another TcpGreeting::kVersion");
 constexpr std::int32_t kNote = -1;
 // Smaller ones are copied when they are sent, and done.
 constexpr std::size_t kCopyUpTo = std::size_t{64} << 10;

@@ -51,6 +51,10 @@ std::vector<std::int32_t> LlamaModel::encode(std::string_view text) const {
 
 std::string LlamaModel::decode(std::span<const std::int32_t> tokens) const {
   if (!has_tokenizer()) throw Unavailable("this model has no tokenizer");
+  base::require_address("tokens", tokens);
+  for (const std::int32_t token : tokens) {
+    base::require(token >= 0 && token < vocab(), "token {}; accepted: 0 to {}", token, vocab() - 1);
+  }
   return impl_->description.tokenizer->decode(tokens);
 }
 

@@ -246,9 +246,7 @@ bool Session::next_token(Call& call) {
   if (call.listener.logits) call.listener.logits(logits_);
   if (call.listener.token) call.listener.token(choice);
   const bool ends = contains(call.last_tokens, choice.token);
-  // Models may have more tokens than their tokenizer has names for.
-  const bool has_text = call.stream && !ends && choice.token < tokenizer_->vocab();
-  if (has_text) call.show(call.scanner.next(call.stream->next(choice.token)));
+  if (call.stream && !ends) call.show(call.scanner.next(call.stream->next(choice.token)));
 
   const auto stopped = [&](bool now, StopReason why) {
     if (now) result.reason = why;

@@ -26,8 +26,9 @@ class Tokenizer {
   // special: whether "<|eot_id|>" in the text is that token or just text. Throws InvalidArgument for text that is not
   // UTF-8, naming the place.
   std::vector<std::int32_t> encode(std::string_view text, bool special = false) const;
-  // The bytes of tokens; a character may be cut at the ends. Special tokens are left out unless asked for. Throws
-  // InvalidArgument for a token that is not in [0, vocab()).
+  // The bytes of tokens; a character may be cut at the ends. Special tokens are left out unless asked for, and
+  // those from vocab() on always: a model may have more tokens, to fill up a round number, and say one of them. Throws
+  // InvalidArgument for a token below 0.
   std::string decode(std::span<const std::int32_t> tokens, bool special = false) const;
   std::optional<std::int32_t> find(std::string_view token) const;  // an added token, by its text
   bool is_special(std::int32_t token) const;
