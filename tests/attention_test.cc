@@ -340,6 +340,30 @@ TEST_P(TargetTest, ScalesThatAreNotFiniteShowExactlyWhereTheyMust) {
   }
 }
 
+// However small what it multiplies: q . k times the softmax's scale is nothing here, and nothing times infinity is NaN.
+TEST_P(TargetTest, AnInfiniteScaleOfAKeyCountsHoweverSmallTheSoftmaxScale) {
+  for (const DType dtype : {DType::kInt8, DType::kFp8E4M3}) {
+    for (const std::int64_t queries : {1, 24}) {
+      Case shape;
+      shape.name = std::string(dtype_name(dtype)) + " infinite scale, " + std::to_string(queries) + " queries";
+      shape.queries = queries;
+      shape.heads = shape.kv_heads = 1;
+      shape.tokens = 64;
+      shape.head_dim = shape.v_dim = 16;
+      shape.k_type = shape.v_type = dtype;
+      shape.fp8_scales = true;
+      shape.scale = 0x1p-98f;  // times 1 / sqrt(16)
+      CaseData data(shape, 9);
+      for (std::int64_t d = 0; d < 16; ++d) {
+        for (std::int64_t i = 0; i < queries; ++i) data.set_q(0, i, 0, d, 0x1p-60f);
+        data.set_k(0, 5, 0, d, 1.0f);
+      }
+      data.set_k_scale(0, 5, 0, -kInf);  // hides the key
+      check(data);
+    }
+  }
+}
+
 // The scale makes a weight vanish: it is not the weight of a hidden key, and NaN times nothing is NaN.
 TEST_P(TargetTest, NanShowsHoweverSmallItsScale) {
   for (const float scale : {0.0f, 1e-45f, -1e-30f}) {
@@ -440,6 +464,55 @@ TEST_P(TargetTest, SubnormalQueriesAndKeysCountAsMuchAsOthers) {
         }
         check(data);
       }
+    }
+  }
+}
+
+// The same of float16 keys: queries have to be brought far up to be cut into float16 limbs.
+TEST_P(TargetTest, TinyQueriesWithFloat16KeysCountAsMuchAsOthers) {
+  for (const float size : {0x1.554466p-112f, 0x1.554466p-116f, 0x1.5544p-127f}) {
+    for (const std::int64_t queries : {1, 2, 24}) {
+      Case shape;
+      shape.name = "tiny" + bits_of(size) + " " + std::to_string(queries);
+      shape.queries = queries;
+      shape.heads = shape.kv_heads = 1;
+      shape.tokens = 64;
+      shape.head_dim = shape.v_dim = 16;
+      shape.k_type = shape.v_type = DType::kFloat16;
+      shape.scale = 0x1p102f;  // times 1 / sqrt(16)
+      CaseData data(shape, 8);
+      const float key = std::min(0x1p-102f / size, 0x1p15f);
+      for (std::int64_t d = 0; d < 16; ++d) {
+        for (std::int64_t i = 0; i < queries; ++i) data.set_q(0, i, 0, d, size);
+        for (std::int64_t t = 0; t < 64; ++t) data.set_k(0, t, 0, d, t == 5 ? key : 0.0f);
+      }
+      check(data);
+    }
+  }
+}
+
+// What a weight's lower limb brings of the smallest float16 numbers is less than half of one, and lost in every sum.
+TEST_P(TargetTest, SubnormalFloat16ValuesAreWithinBounds) {
+  for (const float value : {0x1p-24f, 0x1.8p-23f, 0x1p-20f}) {
+    for (const std::int64_t heads : {1, 2, 4}) {
+      Case shape;
+      shape.name = "subnormal values" + bits_of(value) + " " + std::to_string(heads);
+      shape.heads = heads;
+      shape.kv_heads = 1;
+      shape.tokens = 64;
+      shape.head_dim = shape.v_dim = 16;
+      shape.k_type = shape.v_type = DType::kFloat16;
+      shape.scale = 4.0f;  // times 1 / sqrt(16)
+      CaseData data(shape, 8);
+      constexpr float kWeight = 0x1p-1f + 1.49f * 0x1p-14f;  // of all keys but the first
+      for (std::int64_t d = 0; d < 16; ++d) {
+        for (std::int64_t h = 0; h < heads; ++h) data.set_q(0, 0, h, d, d == 0 ? std::log(kWeight) : 0.0f);
+        for (std::int64_t t = 0; t < 64; ++t) {
+          data.set_k(0, t, 0, d, d == 0 && t > 0 ? 1.0f : 0.0f);
+          data.set_v(0, t, 0, d, value);
+        }
+      }
+      check(data);
     }
   }
 }

@@ -51,8 +51,9 @@ TEST(Energy, ShiftChangesTheEnergyAndNotTheGradient) {
   Random random;
   for (const Row& row : odd_rows()) {
     const Vec zeta = random.uniform(row.v_dim);
-    for (const double m : {1e4, -1e4, energy_forward(row.in(), zeta, 1).m}) {
+    for (const double m : {1e4, -1e4, 1e17, 1e300, energy_forward(row.in(), zeta, 1).m}) {
       EnergyGradient got = energy_shifted(row.in(), zeta, m);
+      EXPECT_EQ(got.gradient, energy_and_gradient(row.in(), zeta).gradient);
       got.energy += m;
       expect_is_direct(got, row, zeta, m);
     }
@@ -146,6 +147,8 @@ TEST(EnergyBadInput, NamesTheValue) {
                  "logit of key 0");
   expect_invalid([&] { energy(row.in(), Vec(2, 0.0)); }, "zeta has 2");
   expect_invalid([&] { energy_shifted(row.in(), {}, std::nan("")); }, "m = nan");
+  const Vec large(5, 1e160), larger(row.k.size(), 1e147);
+  expect_invalid([&] { energy_shifted({large, larger, row.v, row.keys, 5, 3, 1.0}, {}, -1.7e308); }, "m = -1.7e+308");
   expect_invalid([&] { energy_forward(row.in(), {}, 0); }, "chunks = 0");
   expect_invalid([&] { tree_decode_algorithm2(row.in(), -1); }, "chunks = -1");
   expect_invalid([&] { tree_decode_algorithm3(row.in(), 0); }, "chunks = 0");

@@ -260,6 +260,42 @@ TEST(ReferenceTest, OverflowOfFloat32IsNotJudged) {
   EXPECT_EQ(Tiny({-3e38f, 1.0f}, {kNanF, 1.0f}).run().out_bound[0], kInf);
 }
 
+// Of values whose mean is 0 all that rounding costs is additions to o, one for each key, or more where it says so.
+TEST(ReferenceTest, TheBoundCountsTheAdditionsOfAKey) {
+  constexpr std::size_t kKeys = 4096;
+  std::vector<float> values(kKeys);
+  for (std::size_t t = 0; t < kKeys; ++t) values[t] = t % 2 == 0 ? 1.0f : -1.0f;
+  Tiny tiny(std::vector<float>(kKeys, 0.0f), values);
+  tiny.in.order = {64, 1};
+  ErrorModel model;
+  const auto bound = [&] { return reference_attention(make_problem(tiny.in, tiny.options), model).out_bound[0]; };
+  const double plain = bound();
+  model.additions_per_key = 9.0 / 8;
+  EXPECT_NEAR(bound() - plain, kKeys / 8.0 * 0x1p-24, 1e-6);
+}
+
+// The sign of the rest is all that counts, and what float32 may make of it.
+TEST(ReferenceTest, AnInfiniteScaleIsJudgedUnlessTheSignMayChange) {
+  const auto run = [](float first, float second) {
+    Tiny tiny({1.0f, 1.0f}, {1.0f, 2.0f});
+    std::vector<std::int8_t> keys(32, 0);
+    keys[0] = keys[1] = 2;
+    const float scales[2] = {-kInfF, 1.0f};
+    tiny.q[0] = first;
+    tiny.q[1] = second;
+    tiny.in.k = KvView::tokens_first(keys.data(), DType::kInt8, 1, 2, 1, 16).with_scales(scales);
+    return tiny.run();
+  };
+  EXPECT_EQ(run(1.0f, 1.0f).out[0], 2.0);  // hidden
+  EXPECT_LT(run(1.0f, 1.0f).out_bound[0], 1e-4);
+  EXPECT_LT(run(1e-30f, 0.0f).out_bound[0], 1e-4);
+  EXPECT_TRUE(std::isnan(run(-1.0f, 0.0f).out[0]));
+  EXPECT_EQ(run(-1.0f, 0.0f).out_bound[0], 0.0);
+  EXPECT_EQ(run(1.0f, -0.9999999f).out_bound[0], kInf);  // roundings
+  EXPECT_EQ(run(1e-40f, 0.0f).out_bound[0], kInf);       // a product that may vanish
+  EXPECT_EQ(run(-3.2e38f, 3.0e38f).out_bound[0], kInf);  // the first product alone is infinite
+}
+
 TEST(ReferenceTest, ARowThatLosesItsOnlyKeyIsJudgedUnlessThatKeyMayOverflow) {
   Tiny tiny({1.0f}, {1.0f});
   tiny.q[0] = -kInfF;

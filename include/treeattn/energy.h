@@ -46,8 +46,8 @@ double energy(const EnergyInput& in, std::span<const double> zeta = {});
 EnergyGradient energy_and_gradient(const EnergyInput& in, std::span<const double> zeta = {});
 
 // Safe softmax: the same of F'(zeta) = log sum_a exp(scale * q . k_a + zeta . v_a - m) = F(zeta) - m. The gradient is
-// that of F, for any finite m, because m is a constant here: not a function of zeta, even where it was computed as one.
-// Requires keys >= 1.
+// that of F, bit for bit and for any finite m, because m is a constant here: not a function of zeta, even where it was
+// computed as one. Requires keys >= 1, and that F' fits in double.
 EnergyGradient energy_shifted(const EnergyInput& in, std::span<const double> zeta, double m);
 
 // ---- The paper's algorithms, over `chunks` processors played one after another ----
@@ -81,7 +81,8 @@ struct Moments {
 };
 
 // The first two Taylor coefficients of Z and the curvature of F, around zeta. Both matrices are symmetric bit for bit.
-// The covariance is summed from v - mean, so it does not lose its digits when the mean is large. Requires keys >= 1.
+// The covariance is summed from v - mean, and what rounding left of the mean there is taken out again, so it does not
+// lose its digits when the mean is large. Requires keys >= 1.
 Moments moments(const EnergyInput& in, std::span<const double> zeta = {});
 
 // <v_A1 ... v_An> = (1/Z) d^nZ/dzeta_A1 ... dzeta_An at zeta = 0, for indices (A1 ... An) in [0, v_dim), in any order,

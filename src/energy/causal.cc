@@ -36,8 +36,8 @@ EnergyGradient causal_rows(const CausalEnergyInput& in, std::span<const double> 
     const auto source = zeta.empty() ? zeta : row_of(zeta, i, in.v_dim);
     const double m = shift.empty() ? 0.0 : shift[index(i)];
     sum.reset();
-    for (std::int64_t a = 0; a < row.keys; ++a) sum.add(logit(row, source, a, m), row_of(row.v, a, in.v_dim));
-    result.energy += sum.energy();
+    for (std::int64_t a = 0; a < row.keys; ++a) sum.add(logit(row, source, a), row_of(row.v, a, in.v_dim));
+    result.energy += sum.energy_shifted_by(m);
     sum.mean(std::span(result.gradient).subspan(index(i * in.v_dim), index(in.v_dim)));
   }
   return result;

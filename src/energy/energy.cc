@@ -13,13 +13,19 @@ namespace treeattn {
 
 using namespace energy_internal;
 
-double energy_internal::logit(const EnergyInput& in, std::span<const double> zeta, std::int64_t key, double m) {
+double energy_internal::logit(const EnergyInput& in, std::span<const double> zeta, std::int64_t key) {
   double r = in.scale * dot(in.q, row_of(in.k, key, in.head_dim));
   if (!zeta.empty()) r += dot(zeta, row_of(in.v, key, in.v_dim));
-  r -= m;
   base::require(std::isfinite(r), "logit of key {} = {}; accepted: q, k, zeta and v whose logits fit in double", key,
                 r);
   return r;
+}
+
+double OnlineSoftmax::energy_shifted_by(double shift) const {
+  const double shifted = m_ - shift;
+  base::require(std::isfinite(shifted), "m = {} with logits up to {}; accepted: a difference that fits in double",
+                shift, m_);
+  return shifted + std::log(l_);
 }
 
 namespace {
@@ -61,8 +67,8 @@ EnergyGradient energy_shifted(const EnergyInput& in, std::span<const double> zet
   check_has_keys(in);
   base::require(std::isfinite(m), "m = {}; accepted: a finite number", m);
   OnlineSoftmax sum(in.v_dim);
-  for (std::int64_t a = 0; a < in.keys; ++a) sum.add(logit(in, zeta, a, m), row_of(in.v, a, in.v_dim));
-  EnergyGradient result{sum.energy(), std::vector<double>(index(in.v_dim))};
+  for (std::int64_t a = 0; a < in.keys; ++a) sum.add(logit(in, zeta, a), row_of(in.v, a, in.v_dim));
+  EnergyGradient result{sum.energy_shifted_by(m), std::vector<double>(index(in.v_dim))};
   sum.mean(result.gradient);
   return result;
 }
@@ -77,11 +83,12 @@ Moments moments(const EnergyInput& in, std::span<const double> zeta) {
     const auto v = row_of(in.v, a, in.v_dim);
     for (std::size_t i = 0; i < dim; ++i) out.mean[i] += p[index(a)] * v[i];
   }
-  std::vector<double> centred(dim);
+  std::vector<double> centred(dim), rest(dim);  // the mean of v - mean: what rounding left of it
   for (std::int64_t a = 0; a < in.keys; ++a) {
     const auto v = row_of(in.v, a, in.v_dim);
     for (std::size_t i = 0; i < dim; ++i) centred[i] = v[i] - out.mean[i];
     for (std::size_t i = 0; i < dim; ++i) {
+      rest[i] += p[index(a)] * centred[i];
       for (std::size_t j = i; j < dim; ++j) {
         out.second[i * dim + j] += p[index(a)] * (v[i] * v[j]);
         out.covariance[i * dim + j] += p[index(a)] * (centred[i] * centred[j]);
@@ -89,6 +96,7 @@ Moments moments(const EnergyInput& in, std::span<const double> zeta) {
     }
   }
   for (std::size_t i = 0; i < dim; ++i) {
+    for (std::size_t j = i; j < dim; ++j) out.covariance[i * dim + j] -= rest[i] * rest[j];
     for (std::size_t j = 0; j < i; ++j) {
       out.second[i * dim + j] = out.second[j * dim + i];
       out.covariance[i * dim + j] = out.covariance[j * dim + i];

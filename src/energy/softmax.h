@@ -32,8 +32,8 @@ inline double dot(std::span<const double> a, std::span<const double> b) {
   return sum;
 }
 
-// scale * q . k_a + zeta . v_a - m; an empty zeta is not multiplied out. Throws InvalidArgument when it overflows.
-double logit(const EnergyInput& in, std::span<const double> zeta, std::int64_t key, double m = 0.0);
+// scale * q . k_a + zeta . v_a; an empty zeta is not multiplied out. Throws InvalidArgument when it overflows.
+double logit(const EnergyInput& in, std::span<const double> zeta, std::int64_t key);
 
 // log(exp(a) + exp(b)); -inf is its identity.
 inline double logaddexp(double a, double b) {
@@ -69,6 +69,9 @@ class OnlineSoftmax {
   bool empty() const { return l_ == 0.0; }
 
   double energy() const { return m_ + std::log(l_); }  // no keys: -inf + -inf
+  // Of logits that are all smaller by `shift`. Subtracted here and not from each of them: their differences, and so the
+  // mean, would lose their digits to a large one. Requires !empty(). Throws InvalidArgument when it overflows.
+  double energy_shifted_by(double shift) const;
 
   // Requires !empty().
   void mean(std::span<double> out) const {

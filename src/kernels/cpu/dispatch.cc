@@ -100,6 +100,8 @@ ErrorModel error_model(const CpuTarget& target, const Problem& problem) {
   model.query_error = k.query_error;
   model.weight_floor = v.weight_floor;
   model.logit_floor = k.logit_floor;
+  model.product_floor = v.product_floor;
+  model.additions_per_key = v.additions_per_key;
   model.serial_terms = kTileTokens;
   return model;
 }

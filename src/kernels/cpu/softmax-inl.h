@@ -52,11 +52,13 @@ HWY_INLINE SeenTokens seen_tokens(const SoftmaxArgs& args, int row) {
   return {args.begin[r], args.end[r]};
 }
 
-// One vector of logits at token t, in log2 units.
+// One vector of logits at token t, in log2 units. The scales of the keys first: of an infinite one all that counts is
+// the sign of the product, which a small factor could make 0.
 template <class DF>
 HWY_INLINE hn::Vec<DF> shaped(DF df, const SoftmaxArgs& args, int row, const float* x, int t) {
-  auto y = hn::Mul(hn::LoadU(df, x + t), hn::Set(df, args.factor));
+  auto y = hn::LoadU(df, x + t);
   if (args.key_scales) y = hn::Mul(y, hn::LoadU(df, scales_of(args, args.key_scales, row) + t));
+  y = hn::Mul(y, hn::Set(df, args.factor));
   if (args.cap_log2 > 0) y = hn::Mul(tanh_of(df, y), hn::Set(df, args.cap_log2));
   if (args.slopes_log2) {
     const auto distance =

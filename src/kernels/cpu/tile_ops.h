@@ -119,6 +119,8 @@ struct TileOps {
   // Not 0: dot takes subnormal numbers, of q, its limbs, K and the products, for 0, and that may cost a logit so much.
   // A head where it could be more is computed by CpuTarget::plain.
   double logit_floor = 0;
+  double product_floor = 0;      // error of a weight times a value, whatever its size, relative to the largest weight
+  double additions_per_key = 1;  // of accumulate, to a sum
   // From so many rows a head on, accumulate takes all tokens of a head before those of the next: what it reads has to
   // be fetched while keys are scored.
   int whole_tiles_from_rows = kPromoteFromRows;

@@ -106,9 +106,10 @@ Logit make_logit(const Problem& problem, const ErrorModel& model, const double* 
   }
   double dot = (dots[0] + dots[1]) + (dots[2] + dots[3]);
   double magnitude = (magnitudes[0] + magnitudes[1]) + (magnitudes[2] + magnitudes[3]);
-  // All that an infinite scale leaves of a product is its sign, and roundings may change that.
-  const bool sign_known =
-      magnitude == 0 || std::fabs(dot) > gamma(dims, u) * magnitude + model.query_error * q_max * k_sum;
+  // All that an infinite scale leaves of a product is its sign. Roundings may change that, underflow make the product 0
+  // and overflow of a part of it the other infinity.
+  const double rounding = gamma(dims, u) * magnitude + model.query_error * q_max * k_sum + dims * kTiny;
+  const bool sign_known = magnitude == 0 || (magnitude < kTooLarge && std::fabs(dot) > rounding);
   const double unscaled = magnitude;
   dot *= k_scale;
   magnitude *= std::fabs(k_scale);
@@ -164,7 +165,8 @@ Path path_of(const Problem& problem, const ErrorModel& model, KeyRange range, st
   Path path;
   path.rescales =
       tiles + chunks + plan::log2_exact(order.branches) + 2 + model.extra_merges;  // 2: another shard, a sink
-  path.additions = model.carried ? std::max<double>(keys, model.serial_terms) : model.serial_terms;
+  const double terms = model.carried ? std::max<double>(keys, model.serial_terms) : model.serial_terms;
+  path.additions = terms * model.additions_per_key;
   return path;
 }
 
@@ -310,13 +312,17 @@ class RowReference {
     largest_.assign(index(v.dim), 0.0);
     off_by_floor_.assign(index(v.dim), 0.0);
     double largest_separate = 0, all_rounded = 0;
-    double floor = 0, floor_of_any = 0;  // of a weight with its value scale; of any weight
-    for (const Term& term : terms_) {
-      if (term.token < 0 || model_.weight_floor == 0) continue;
-      const double of_scale = model_.weight_floor * std::fabs(v.scale(term.token));
-      floor = std::max(floor, share(term, term.common) * of_scale);
-      floor_of_any = std::max(floor_of_any, of_scale);
+    double heaviest = 0, largest_scale = 0;  // a weight with its value's scale; what that is at most for any weights
+    if (model_.weight_floor > 0 || model_.product_floor > 0) {
+      for (const Term& term : terms_) {
+        if (term.token < 0) continue;
+        const double scale = std::fabs(v.scale(term.token));
+        heaviest = std::max(heaviest, share(term, term.common) * scale);
+        largest_scale = std::max(largest_scale, scale);
+      }
     }
+    const double floor = model_.weight_floor * heaviest, floor_of_any = model_.weight_floor * largest_scale;
+    const double lost_products = model_.product_floor * static_cast<double>(terms_.size());
     for (const Term& term : terms_) {
       // e^c - 1 for small c; the logarithmic form cannot overflow where c is large and the share is nothing.
       const double moved = term.common < 0.5 ? term.weight / sum_ * std::expm1(term.common) : share(term, term.common);
@@ -341,7 +347,7 @@ class RowReference {
       const double size = std::fabs(out[d]);
       const double largest = largest_[index(d)];
       const bool overflows = largest * static_cast<double>(terms_.size()) >= kTooLarge;
-      bound[d] += all_rounded * size;
+      bound[d] += all_rounded * size + lost_products * heaviest;
       if (!std::isfinite(out[d])) {
         // A logit that overflows to -inf hides its value; a sum that overflows may meet the other infinity.
         bound[d] = !comparable_ || (overflows && !std::isnan(out[d])) ? kInfinity : 0;
@@ -349,7 +355,7 @@ class RowReference {
       }
       // Whatever happened to the weights, they are positive: the result stays an average of the values and 0, but for
       // what limbs lose, which is no more than the weights themselves.
-      const double lost = std::min(off_by_floor_[index(d)], largest);
+      const double lost = std::min(off_by_floor_[index(d)], largest) + lost_products * largest_scale;
       const double average_of_any = (largest + lost) * (1 + std::expm1(2 * largest_separate)) + size;
       bound[d] = std::min(bound[d] / least_, average_of_any);
       bound[d] += 2 * model_.unit_roundoff * size + clamped_weight() * (largest + size + 1);

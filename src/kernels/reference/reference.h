@@ -16,7 +16,9 @@ struct ErrorModel {
   double query_error = 0;          // error of an element of q, relative to the largest of its row
   double weight_floor = 0;         // error of a weight, relative to the largest (value scales included)
   double logit_floor = 0;          // error of a logit, whatever its size
+  double product_floor = 0;        // error of a weight times a value, whatever its size, relative to the largest weight
   int serial_terms = 64;           // most terms of one tile that one accumulator adds up
+  double additions_per_key = 1;    // those of an accumulator for each of its terms
   bool carried = true;             // an accumulator goes on from tile to tile through its branch, unmerged
   int tile_tokens = 64;            // fewest keys between two moves of the running maximum, chunk ends apart
   double exp2_error = 0x1p-22;     // relative error of exp2 where nothing is stored: rescaling, soft-cap

@@ -3,7 +3,8 @@
 // more than the arithmetic. The other factor must be float16 too, so
 //   - a float32 or bfloat16 query row is scaled by a power of two and split into two float16 limbs (22 bits);
 //   - the weights of a tile are scaled likewise. The high limb goes through FMLAL; the low one, 2^-11 of it, through
-//     plain float16 multiply-adds over 8 tokens, whose rounding then is 2^-19 of the weight.
+//     plain float16 multiply-adds over 8 tokens, whose rounding then is 2^-19 of the weight, or, where their sum is
+//     subnormal, 2^-39 of the largest weight (product_floor).
 // What overflows on the way is not finite and is computed again without limbs (CpuTarget::plain).
 //
 // Compiled with flags for these extensions and used only where the processor has them: no inline function of a shared
@@ -42,6 +43,9 @@ const float16_t* limb_rows(const PackedHeader* header) {
 
 // Where the largest number of a row is brought to, to fit float16: [2^14, 2^15).
 constexpr int kLargestExponent = 14;
+// The most whose inverse is a normal number. Of smaller rows limbs lose 2^-25 * 2^-126 an element, less than the bound
+// allows subnormal products to (docs/exactness.md).
+constexpr int kMostScaling = 126;
 
 void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed) {
   PackedHeader* header = static_cast<PackedHeader*>(packed);
@@ -51,7 +55,7 @@ void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed
   float16_t* limbs = const_cast<float16_t*>(limb_rows(header));
   for (int r = 0; r < rows; ++r) {
     const float largest = neon::largest_of(q + r * dim, dim);
-    const int k = header->limbs == 1 ? 0 : neon::scaling_exponent(largest, kLargestExponent, -100, 100);
+    const int k = header->limbs == 1 ? 0 : neon::scaling_exponent(largest, kLargestExponent, -100, kMostScaling);
     scales[r] = neon::power_of_two(-k);
     for (int d = 0; d < dim; ++d) {
       const float x = q[r * dim + d] * neon::power_of_two(k);
@@ -304,6 +308,8 @@ void use_neon_f16(CpuTarget& target) {
   ops.weight_error = 0x1p-18;
   ops.query_error = 0x1p-22;
   ops.weight_floor = 0x1p-37;
+  ops.product_floor = 0x1p-39;
+  ops.additions_per_key = 9.0 / 8;
 }
 
 }  // namespace treeattn::kernels
