@@ -23,7 +23,8 @@ namespace {
 // Rows that share a KV head and are worked on together: their sums must stay in the nearest caches.
 constexpr std::int64_t kRowsPerHead = 128;
 constexpr std::int64_t kRowsPerUnit = kMaxRowsPerCall;
-constexpr std::int64_t kRowsPerMerge = 4;  // one task of the merge that ends a decode
+constexpr std::int64_t kRowsOfHeadsApart = 2;  // the same where each head lies by itself (docs/cpu_notes.md)
+constexpr std::int64_t kRowsPerMerge = 4;      // one task of the merge that ends a decode
 // Tasks per thread that make dynamic scheduling even.
 constexpr std::int64_t kTasksPerThread = 4;
 
@@ -66,8 +67,10 @@ Work plan_work(const Problem& problem, int threads) {
   const std::int64_t queries = std::clamp<std::int64_t>(kRowsPerHead / group, 1, problem.q.queries);
   const std::int64_t head_rows = queries * group;
   // Several heads together where their rows lie side by side: then a token's heads are one sequential read.
-  const bool side_by_side = problem.k.head_stride <= problem.k.token_stride && head_rows < kPromoteFromRows;
-  std::int64_t heads = side_by_side ? std::clamp<std::int64_t>(kRowsPerUnit / head_rows, 1, problem.k.kv_heads) : 1;
+  const bool side_by_side = problem.k.head_stride <= problem.k.token_stride;
+  const std::int64_t unit_rows = side_by_side ? kRowsPerUnit : kRowsOfHeadsApart;
+  std::int64_t heads =
+      head_rows < kPromoteFromRows ? std::clamp<std::int64_t>(unit_rows / head_rows, 1, problem.k.kv_heads) : 1;
   const std::int64_t blocks = base::divide_up(problem.q.queries, queries);
   const std::int64_t longest = *std::max_element(problem.lengths.begin(), problem.lengths.end());
   const std::int64_t chunks = longest / problem.order.chunk_tokens + 2;
