@@ -129,6 +129,34 @@ TEST_F(CudaTest, EveryHeadDim) {
   std::printf("largest error %.3f of its bound\n", worst);
 }
 
+// Limbs have no room for such queries, and a large factor makes logits of them.
+TEST_F(CudaTest, TinyQueriesCountAsMuchAsOthers) {
+  for (const DType type : {DType::kFloat16, DType::kInt8, DType::kFp8E4M3}) {
+    for (const std::int64_t heads : {1, 12}) {
+      for (const float size : {0x1.554466p-84f, 0x1.554466p-98f, 0x1.554466p-112f, 0x1.554466p-118f, 0x1.5544p-127f}) {
+        Case shape;
+        shape.k_type = shape.v_type = type;
+        shape.heads = heads;
+        shape.kv_heads = 1;
+        shape.tokens = 64;
+        shape.fp8_scales = true;
+        shape.scale = 0x1p103f;  // times 1 / sqrt(64)
+        CaseData data(shape, 8);
+        const float key = std::min(0x1p-100f / size / 64, type == DType::kFloat16 ? 0x1p15f : 96.0f);
+        for (std::int64_t t = 0; t < 64; ++t) {
+          for (std::int64_t d = 0; d < 64; ++d) data.set_k(0, t, 0, d, t == 5 ? key : 0.0f);
+          if (type != DType::kFloat16) data.set_k_scale(0, t, 0, 1.0f);
+        }
+        for (std::int64_t h = 0; h < heads; ++h) {
+          for (std::int64_t d = 0; d < 64; ++d) data.set_q(0, 0, h, d, size);
+        }
+        std::string kernel;
+        EXPECT_LE(check_case(data, &kernel), 1) << size << " by " << kernel << ", " << dtype_name(type);
+      }
+    }
+  }
+}
+
 // 2,048 items of a group: runs of 32 of them become 64 states, and those two.
 TEST_F(CudaTest, RunsOfRuns) {
   Case shape;

@@ -29,8 +29,8 @@ struct HalfQuery {
     float most = 0.0f;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) most = fmaxf(most, largest_of(columns(step)));
-    const float factor = row_factor(most, 14);
-    unit[half] = inverse_power(factor);
+    const auto [factor, row_unit] = row_scaling(most, 14);
+    unit[half] = row_unit;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const float4 loaded = columns(step);
@@ -87,8 +87,8 @@ struct FixedQuery {
     }
     poison += __shfl_xor_sync(~0u, poison, 1);
     poison += __shfl_xor_sync(~0u, poison, 2);
-    const float factor = row_factor(most, 21);
-    unit[0] = inverse_power(factor) + poison;
+    const auto [factor, row_unit] = row_scaling(most, 21);
+    unit[0] = row_unit + poison;
 #pragma unroll
     for (int step = 0; step < 2 * kDoubles; ++step) {
       std::uint32_t(&bytes)[3] = q[step / 2][step % 2];

@@ -51,7 +51,7 @@ struct LimbQuery {
       const std::uint32_t both = reinterpret_cast<const std::uint32_t*>(row)[pair];
       return type == DType::kBFloat16 ? unpack<__nv_bfloat16>(both) : unpack<__half>(both);
     };
-    float factor = 1.0f;
+    RowScaling scaling;
     if constexpr (std::is_same_v<T, __half>) {
       float most = 0.0f;
 #pragma unroll
@@ -59,13 +59,13 @@ struct LimbQuery {
         const float2 pair = two_elements(i);
         most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y)));
       }
-      factor = row_factor(most, 14);
+      scaling = row_scaling(most, 14);
     }
-    unit = inverse_power(factor);
+    unit = scaling.unit;
 #pragma unroll
     for (int i = 0; i < 2 * kSteps; ++i) {
       float2 pair = two_elements(i);
-      pair = make_float2(pair.x * factor, pair.y * factor);
+      pair = make_float2(pair.x * scaling.factor, pair.y * scaling.factor);
 #pragma unroll
       for (int limb = 0; limb < 3; ++limb) q[i / 2][i % 2][limb] = take_limbs<T>(pair.x, pair.y);
     }

@@ -9,12 +9,21 @@ __device__ inline float power_of_two(int exponent) { return __int_as_float(expon
 __device__ inline float inverse_power(float power) { return __int_as_float((254 << 23) - __float_as_int(power)); }
 __device__ inline int exponent_of(float positive) { return __float_as_int(positive) >> 23; }
 
-// The power of two that brings the largest element of a row, `most` of this thread's columns, into
-// [2^bits, 2^(bits + 1)), if there is one whose inverse is a float too. Four neighbouring lanes share a row.
-__device__ inline float row_factor(float most, int bits) {
+// What a row is multiplied by, and what products with it are in units of then.
+struct RowScaling {
+  float factor = 1.0f;
+  float unit = 1.0f;
+};
+
+// By the power of two that brings the largest element of a row, `most` of this thread's columns, into
+// [2^bits, 2^(bits + 1)). By 2^100 at most: a row that is too small for that would lose bits, so its unit is NaN, upon
+// which the item is computed again without limbs. Four neighbouring lanes share a row.
+__device__ inline RowScaling row_scaling(float most, int bits) {
   most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
   most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-  return power_of_two(min(127 + bits + 127 - exponent_of(most), 227));
+  const float factor = power_of_two(min(127 + bits + 127 - exponent_of(most), 227));
+  const bool too_small = most > 0.0f && most * factor < power_of_two(127 + bits);
+  return {factor, too_small ? __int_as_float(0x7fc00000) : inverse_power(factor)};
 }
 
 }  // namespace treeattn::kernels::cuda
