@@ -274,6 +274,18 @@ TEST(ReferenceTest, TheBoundCountsTheAdditionsOfAKey) {
   EXPECT_NEAR(bound() - plain, kKeys / 8.0 * 0x1p-24, 1e-6);
 }
 
+// Of a product with a smaller factor as much is cut off as of one with this.
+TEST(ReferenceTest, TheBoundKnowsTheSmallestFactor) {
+  const Tiny tiny({0.0f}, {1.0f});  // q has one element that is not 0
+  ErrorModel model;
+  const Problem problem = make_problem(tiny.in, tiny.options);
+  const auto bound = [&] { return reference_attention(problem, model).lse_bound[0]; };
+  const double plain = bound();
+  model.least_factor = 0x1p-4;
+  const double size = std::fabs(tiny.q[0]) + 0x1p-4;
+  EXPECT_NEAR(bound() - plain, 16 * 0x1p-24 * std::fabs(problem.scale) * 0x1p-4 * size, 1e-12);
+}
+
 // The sign of the rest is all that counts, and what float32 may make of it.
 TEST(ReferenceTest, AnInfiniteScaleIsJudgedUnlessTheSignMayChange) {
   const auto run = [](float first, float second) {

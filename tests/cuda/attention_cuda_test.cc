@@ -131,7 +131,8 @@ TEST_F(CudaTest, EveryHeadDim) {
 
 // Limbs have no room for such queries, and a large factor makes logits of them.
 TEST_F(CudaTest, TinyQueriesCountAsMuchAsOthers) {
-  for (const DType type : {DType::kFloat16, DType::kInt8, DType::kFp8E4M3}) {
+  for (const DType type : {DType::kFloat16, DType::kBFloat16, DType::kInt8, DType::kFp8E4M3}) {
+    const bool byte = dtype_size(type) == 1;
     for (const std::int64_t heads : {1, 12}) {
       for (const float size : {0x1.554466p-84f, 0x1.554466p-98f, 0x1.554466p-112f, 0x1.554466p-118f, 0x1.5544p-127f}) {
         Case shape;
@@ -142,10 +143,10 @@ TEST_F(CudaTest, TinyQueriesCountAsMuchAsOthers) {
         shape.fp8_scales = true;
         shape.scale = 0x1p103f;  // times 1 / sqrt(64)
         CaseData data(shape, 8);
-        const float key = std::min(0x1p-100f / size / 64, type == DType::kFloat16 ? 0x1p15f : 96.0f);
+        const float key = std::min(0x1p-100f / size / 64, byte ? 96.0f : 0x1p15f);
         for (std::int64_t t = 0; t < 64; ++t) {
           for (std::int64_t d = 0; d < 64; ++d) data.set_k(0, t, 0, d, t == 5 ? key : 0.0f);
-          if (type != DType::kFloat16) data.set_k_scale(0, t, 0, 1.0f);
+          if (byte) data.set_k_scale(0, t, 0, 1.0f);
         }
         for (std::int64_t h = 0; h < heads; ++h) {
           for (std::int64_t d = 0; d < 64; ++d) data.set_q(0, 0, h, d, size);
@@ -153,6 +154,56 @@ TEST_F(CudaTest, TinyQueriesCountAsMuchAsOthers) {
         std::string kernel;
         EXPECT_LE(check_case(data, &kernel), 1) << size << " by " << kernel << ", " << dtype_name(type);
       }
+    }
+  }
+}
+
+// Lower limbs of float32 are lost below 2^-126, which large queries, or a large scale, make something of.
+TEST_F(CudaTest, TinyFloat32KeysCountAsMuchAsOthers) {
+  struct Sizes {
+    float q, k, scale;  // scale times 1 / sqrt(64)
+  };
+  for (const Sizes& size : {Sizes{0x1p100f, 0x1.23456p-117f, 8}, Sizes{0x1p20f, 0x1.23456p-123f, 0x1p103f},
+                            Sizes{0x1.23456p-115f, 0x1p20f, 0x1p98f}, Sizes{0x1.23456p-127f, 0x1p120f, 8}}) {
+    for (const std::int64_t heads : {1, 12}) {
+      Case shape;
+      shape.heads = heads;
+      shape.kv_heads = 1;
+      shape.tokens = 64;
+      shape.head_dim = shape.v_dim = 64;
+      shape.scale = size.scale;
+      CaseData data(shape, 8);
+      for (std::int64_t d = 0; d < 64; ++d) {
+        for (std::int64_t t = 0; t < 64; ++t) data.set_k(0, t, 0, d, t == 5 ? size.k : 0.0f);
+        for (std::int64_t h = 0; h < heads; ++h) data.set_q(0, 0, h, d, size.q);
+      }
+      std::string kernel;
+      EXPECT_LE(check_case(data, &kernel), 1) << size.q << ", " << size.k << " by " << kernel;
+      EXPECT_EQ(kernel, "mma32");
+    }
+  }
+}
+
+// Tensor cores align products with subnormal float16 numbers as if those were larger: by the first of two columns the
+// second loses what is below 2^-24 of its products, 1409 / 64 * 1023 of them with the row scaled: nearly one.
+TEST_F(CudaTest, SubnormalFloat16KeysAreWithinBounds) {
+  for (const DType q_type : {DType::kFloat32, DType::kFloat16}) {
+    for (const std::int64_t queries : {1, 80}) {
+      Case shape;
+      shape.q_type = q_type;
+      shape.k_type = shape.v_type = DType::kFloat16;
+      shape.queries = queries;
+      shape.heads = shape.kv_heads = 1;
+      shape.tokens = 64;
+      shape.head_dim = shape.v_dim = 16;
+      shape.scale = 4e6f;  // times 1 / sqrt(16)
+      CaseData data(shape, 8);
+      for (std::int64_t d = 0; d < 16; ++d) {
+        for (std::int64_t t = 0; t < 64; ++t) data.set_k(0, t, 0, d, d % 2 == 0 ? 0x1p-24f : 1023 * 0x1p-24f);
+        for (std::int64_t i = 0; i < queries; ++i) data.set_q(0, i, 0, d, d % 2 == 0 ? 1404.0f : 1409 / 1024.0f);
+      }
+      std::string kernel;
+      EXPECT_LE(check_case(data, &kernel), 1) << dtype_name(q_type) << " by " << kernel;
     }
   }
 }

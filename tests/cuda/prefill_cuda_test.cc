@@ -291,6 +291,25 @@ TEST_F(CudaPrefill, WiderQueriesOfBytesGoElsewhere) {
   }
 }
 
+// Of logits beyond 2^31 rounding takes more than 2^x has room for: all weights of a row may vanish, or be infinite.
+TEST_F(CudaPrefill, HugeLogits) {
+  for (const DType type : {DType::kBFloat16, DType::kFloat16, DType::kInt8, DType::kFp8E4M3}) {
+    for (const float scale : {1e8f, 1e10f, 1e15f, 0x1p90f}) {
+      Case shape;
+      set_types(shape, type);
+      shape.fp8_scales = true;
+      shape.tokens = 300;
+      shape.queries = 150;
+      shape.scale = scale;
+      shape.order = {64, 4};
+      const CaseData data(shape, 5);
+      const PrefillCase test(data);
+      EXPECT_EQ(test.plan.kernel(), "prefill");
+      EXPECT_LE(test.error(), 1) << dtype_name(type) << " " << scale;
+    }
+  }
+}
+
 // What is not a number shows where it should and nowhere else.
 TEST_F(CudaPrefill, NotFinite) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();

@@ -11,6 +11,12 @@
 
 namespace treeattn::kernels::cuda {
 
+// Tensor cores take a subnormal float16 as it is, with the exponent of the smallest normal one, and align products by
+// the exponents of their factors: what is cut off is that of a product with the smallest normal number. Of a value,
+// 2^-23 of that for each limb of a weight.
+inline constexpr double kLeastHalf = 0x1p-14;
+inline constexpr double kCutOfSubnormals = 2 * 0x1p-23 * kLeastHalf;
+
 inline ErrorModel error_model(std::string_view kernel, const Problem& problem) {
   ErrorModel model;
   if (kernel == "mma") {
@@ -20,6 +26,8 @@ inline ErrorModel error_model(std::string_view kernel, const Problem& problem) {
     model.weight_error = 0x1p-16;  // two bfloat16 limbs hold 16 bits of a weight, two of float16 more
     // What is below half the smallest float16, of weights times 2^14, is lost.
     if (problem.v.dtype == DType::kFloat16) model.weight_floor = 0x1p-39;
+    if (problem.v.dtype == DType::kFloat16) model.product_floor = kCutOfSubnormals;
+    if (problem.k.dtype == DType::kFloat16) model.least_factor = kLeastHalf;
     // q of another type: three limbs hold a float32, those of float16 but for what is below half the smallest float16
     // of a row scaled to 2^14.
     if (problem.k.dtype == DType::kFloat16 && problem.q.dtype != DType::kFloat16) model.query_error = 0x1p-39;
@@ -42,6 +50,8 @@ inline ErrorModel error_model(std::string_view kernel, const Problem& problem) {
     model.query_error = 0x1.9p-21;
     model.weight_error = 0x1.1p-20;
     model.tile_tokens = 32;  // four warps by 8 keys
+    // 256 columns of a key, of which each may lose 2^-126, times what q and the scale are together at most.
+    model.logit_floor = 256 * 0x1p-126 * 0x1p76;
   }
   if (kernel == "prefill") {
     model.unit_roundoff = 0x1p-22;
@@ -49,7 +59,11 @@ inline ErrorModel error_model(std::string_view kernel, const Problem& problem) {
     // bits, is the weight with its value's scale; the elements are exact, and so is q, which is bfloat16.
     const bool half = problem.v.dtype == DType::kFloat16;
     model.weight_error = (half ? 0x1p-11 : 0x1p-8) + 0x1p-21;
-    if (half) model.weight_floor = 0x1p-39;
+    if (half) {
+      model.weight_floor = 0x1p-39;
+      model.product_floor = kCutOfSubnormals;
+      model.least_factor = kLeastHalf;
+    }
   }
   return model;
 }

@@ -130,6 +130,8 @@ Logit make_logit(const Problem& problem, const ErrorModel& model, const double* 
       kTiny * (k_sum + (dims + 4) * factor * std::max(1.0, std::fabs(k_scale)) * std::max(1.0, cap));
   logit.error = gamma(dims + 4, u) * std::fabs(scale) * magnitude + underflow;
   logit.error += model.query_error * q_max * k_sum * std::fabs(scale) + model.logit_floor;
+  const double least = model.least_factor;
+  logit.error += dims * u * std::fabs(scale) * least * (q_max + k_sum + least);
   if (cap > 0) {
     const double z = std::fabs(logit.value) / cap;
     const double moved = cap * (std::tanh(z) - std::tanh(z - logit.error / cap));

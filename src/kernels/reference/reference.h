@@ -17,6 +17,7 @@ struct ErrorModel {
   double weight_floor = 0;         // error of a weight, relative to the largest (value scales included)
   double logit_floor = 0;          // error of a logit, whatever its size
   double product_floor = 0;        // error of a weight times a value, whatever its size, relative to the largest weight
+  double least_factor = 0;         // products of q and K are cut as if none of their factors were smaller
   int serial_terms = 64;           // most terms of one tile that one accumulator adds up
   double additions_per_key = 1;    // those of an accumulator for each of its terms
   bool carried = true;             // an accumulator goes on from tile to tile through its branch, unmerged

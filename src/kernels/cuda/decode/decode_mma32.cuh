@@ -107,13 +107,22 @@ class MmaWarp<float, kColumns, kHalves> {
   }
   // Columns of a row of q in the order of this thread's columns of a key; one load in four is this warp's. Where the
   // row has no more, its last: keys have zeros there.
+  //
+  // A limb below 2^-126 may be lost. An element of q that could have one, or that makes much of a key's, becomes NaN:
+  // then the item is computed again without limbs (docs/exactness.md).
   template <class T>
   __device__ void load_query(int half, const std::byte* from, int number) const {
 #pragma unroll 1
     for (int i = number; i < kKeyLoads; i += kMmaWarps) {
       const int column = min(key_unit(i) * 4, p.k.dim - 4);
-      store_shared(query_place(half, i), four_elements<T>(from + column * static_cast<int>(sizeof(T))));
+      const float4 q = four_elements<T>(from + column * static_cast<int>(sizeof(T)));
+      store_shared(query_place(half, i),
+                   make_float4(with_limbs(q.x), with_limbs(q.y), with_limbs(q.z), with_limbs(q.w)));
     }
+  }
+  __device__ float with_limbs(float x) const {
+    const float most = 0x1p76f / fmaxf(1e-30f, fabsf(p.scale));
+    return loses_limbs(x) || fabsf(x) > most ? no_unit() : x;
   }
 
   // s = q K^T. Three sums for eight keys, so that no product waits for more than one before it.

@@ -51,15 +51,19 @@ struct LimbQuery {
       const std::uint32_t both = reinterpret_cast<const std::uint32_t*>(row)[pair];
       return type == DType::kBFloat16 ? unpack<__nv_bfloat16>(both) : unpack<__half>(both);
     };
+    float most = 0.0f;
+    bool loses = false;
+#pragma unroll
+    for (int i = 0; i < 2 * kSteps; ++i) {
+      const float2 pair = two_elements(i);
+      most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y)));
+      loses |= loses_limbs(pair.x) || loses_limbs(pair.y);
+    }
     RowScaling scaling;
     if constexpr (std::is_same_v<T, __half>) {
-      float most = 0.0f;
-#pragma unroll
-      for (int i = 0; i < 2 * kSteps; ++i) {
-        const float2 pair = two_elements(i);
-        most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y)));
-      }
       scaling = row_scaling(most, 14);
+    } else if (__any_sync(~0u, loses)) {
+      scaling.unit = no_unit();
     }
     unit = scaling.unit;
 #pragma unroll

@@ -14,16 +14,21 @@ struct RowScaling {
   float factor = 1.0f;
   float unit = 1.0f;
 };
+// The unit of a row whose limbs would lose bits: NaN, upon which its item is computed again without limbs.
+__device__ inline float no_unit() { return __int_as_float(0x7fc00000); }
+
+// Whether a limb that a float32 has to be cut into may be below 2^-126, where tensor cores may take it for zero.
+__device__ inline bool loses_limbs(float x) { return x != 0.0f && fabsf(x) < 0x1p-102f; }
 
 // By the power of two that brings the largest element of a row, `most` of this thread's columns, into
-// [2^bits, 2^(bits + 1)). By 2^100 at most: a row that is too small for that would lose bits, so its unit is NaN, upon
-// which the item is computed again without limbs. Four neighbouring lanes share a row.
+// [2^bits, 2^(bits + 1)). By 2^100 at most: a row that is too small for that has no unit. Four neighbouring lanes share
+// a row.
 __device__ inline RowScaling row_scaling(float most, int bits) {
   most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
   most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
   const float factor = power_of_two(min(127 + bits + 127 - exponent_of(most), 227));
   const bool too_small = most > 0.0f && most * factor < power_of_two(127 + bits);
-  return {factor, too_small ? __int_as_float(0x7fc00000) : inverse_power(factor)};
+  return {factor, too_small ? no_unit() : inverse_power(factor)};
 }
 
 }  // namespace treeattn::kernels::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a prefill that came out not finite, once more by plain arithmetic: a rounded weight times infinity, or a
-// hidden NaN times zero, is not what it stands for.
+// Rows of a prefill that came out not finite, or without any weight, once more by plain arithmetic: a rounded weight
+// times infinity, or a hidden NaN times zero, is not what it stands for.
 #include "kernels/cuda/generic_node.cuh"
 #include "kernels/cuda/launch.h"
 

@@ -88,9 +88,14 @@ class PrefillState {
 
   // The item is done.
   __device__ __forceinline__ void store(const PrefillItem& item) const {
-    bool finite[2] = {isfinite(l[0]), isfinite(l[1])};
+    // Logits beyond 2^31 or so are rounded by more than weights have room for: then all may vanish, too.
+    bool sound[2];
 #pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) finite[i / 2 % 2] = finite[i / 2 % 2] && isfinite(o[i]);
+    for (int half = 0; half < 2; ++half) {
+      sound[half] = isfinite(l[half]) && (l[half] > 0.0f || m[half] == merge::kEmptyMax);
+    }
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) sound[i / 2 % 2] = sound[i / 2 % 2] && isfinite(o[i]);
     std::int64_t to[2];
     bool there[2];
 #pragma unroll
@@ -98,7 +103,7 @@ class PrefillState {
       const int row = row_of(half);
       there[half] = row < item.item.queries;
       to[half] = global_row(p, item.item, there[half] ? row : 0);
-      unsigned bad = __ballot_sync(~0u, !finite[half] && there[half]);
+      unsigned bad = __ballot_sync(~0u, !sound[half] && there[half]);
       bad |= bad >> 1;
       bad |= bad >> 2;
       if (lane == 0) p.bad_rows[item.number * (kPrefillRows / 8) + row / 8] = bad & 0x11111111u;
