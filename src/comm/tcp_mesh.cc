@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cstring>
 #include <future>
+#include <list>
 #include <memory>
 #include <optional>
 #include <span>
@@ -130,17 +131,17 @@ std::span<std::byte> bytes_of(T& value) {
   return std::as_writable_bytes(std::span(&value, 1));
 }
 
-// Of a host, or, where that is empty, to listen on.
+// Of a host, or, where that is empty, of this machine.
 struct Addresses {
   int error = 0;  // as getaddrinfo says it
   std::shared_ptr<const addrinfo> list;
 };
 
-Addresses look_up(const std::string& host, int port) {
+Addresses look_up(const std::string& host, int port, int flags) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = host.empty() ? AI_PASSIVE : 0;
+  hints.ai_flags = flags;
   addrinfo* list = nullptr;
   const char* name = host.empty() ? nullptr : host.c_str();
   const int error = ::getaddrinfo(name, std::to_string(port).c_str(), &hints, &list);
@@ -150,8 +151,8 @@ Addresses look_up(const std::string& host, int port) {
 
 // None when no name server has answered by then. Nothing ends a getaddrinfo that waits, so it is left to a thread that
 // owns all it uses, and that nobody waits for any longer.
-std::optional<Addresses> look_up(const std::string& host, int port, Clock::time_point until) {
-  std::packaged_task<Addresses()> task([host, port] { return look_up(host, port); });
+std::optional<Addresses> ask_for(const std::string& host, int port, Clock::time_point until) {
+  std::packaged_task<Addresses()> task([host, port] { return look_up(host, port, 0); });
   std::future<Addresses> found = task.get_future();
   std::thread(std::move(task)).detach();
   if (found.wait_until(until) != std::future_status::ready) return {};
@@ -160,8 +161,10 @@ std::optional<Addresses> look_up(const std::string& host, int port, Clock::time_
 
 // A cluster may give a machine its name only when that has started: it is asked for again and again.
 Addresses addresses_of(const std::string& host, int port, Clock::time_point until) {
+  const Addresses numeric = look_up(host, port, AI_NUMERICHOST);
+  if (numeric.error == 0) return numeric;
   for (;;) {
-    const std::optional<Addresses> found = look_up(host, port, until);
+    const std::optional<Addresses> found = ask_for(host, port, until);
     if (!found) late(fmt::format("address {}: no answer from a name server", host));
     if (found->error == 0) return *found;
     std::this_thread::sleep_until(std::min(Clock::now() + kAskForNameAgain, until));
@@ -171,7 +174,7 @@ Addresses addresses_of(const std::string& host, int port, Clock::time_point unti
 
 // On all interfaces; port 0: any free one. A socket of IPv6 is there for IPv4, too.
 Socket listen_on(int port) {
-  const Addresses addresses = look_up("", port);
+  const Addresses addresses = look_up("", port, AI_PASSIVE);
   if (addresses.error != 0) {
     throw Unavailable(fmt::format("tcp_communicator: port {}: {}", port, ::gai_strerror(addresses.error)));
   }
@@ -336,7 +339,7 @@ class Door {
   }
 
   const Socket& listening_;
-  std::vector<Knock> knocks_;
+  std::list<Knock> knocks_;  // there may be thousands, and any of them goes first
 };
 
 // Whose place is empty, of those from `first` on.
