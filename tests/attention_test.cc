@@ -2,6 +2,7 @@
 // Attention on every instruction set this processor has, and through the public calls, against the oracle.
 #include "treeattn/attention.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -132,6 +133,31 @@ class TargetTest : public testing::TestWithParam<const CpuTarget*> {
       EXPECT_TRUE(same_bits(states, states_on(target(), problem, threads))) << data.shape().name << ", " << threads;
     }
     return worst.error;
+  }
+
+  struct Factors {
+    float q, k, scale;
+  };
+  // One key that is not zero, in its first columns, and queries that are the same in all.
+  void check_lonely_key(DType q_type, DType k_type, std::int64_t columns, const Factors& x) {
+    for (const std::int64_t queries : {1, 2, 24}) {
+      Case shape;
+      shape.name = fmt::format("lonely key {} {} {} {} {} {}", dtype_name(q_type), dtype_name(k_type), x.q, x.k,
+                               x.scale, queries);
+      shape.queries = queries;
+      shape.heads = shape.kv_heads = 1;
+      shape.tokens = 64;
+      shape.head_dim = shape.v_dim = 16;
+      shape.q_type = q_type;
+      shape.k_type = shape.v_type = k_type;
+      shape.scale = 4 * x.scale;  // times 1 / sqrt(16)
+      CaseData data(shape, 8);
+      for (std::int64_t d = 0; d < 16; ++d) {
+        for (std::int64_t i = 0; i < queries; ++i) data.set_q(0, i, 0, d, x.q);
+        for (std::int64_t t = 0; t < 64; ++t) data.set_k(0, t, 0, d, d < columns && t == 5 ? x.k : 0.0f);
+      }
+      check(data);
+    }
   }
 
  private:
@@ -439,55 +465,19 @@ TEST_P(TargetTest, WeightsThatAreRoundedUpTogetherAreWithinBounds) {
 
 // Instructions that take subnormal numbers for zero must not lose a logit that a large factor makes of them.
 TEST_P(TargetTest, SubnormalQueriesAndKeysCountAsMuchAsOthers) {
-  struct Factors {
-    float q, k, scale;
-  };
-  for (const Factors& x : {Factors{0x1p-130f, 0x1p100f, 0x1p32f},
-                           {0x1p100f, 0x1p-130f, 0x1p32f},
-                           {0x1.234568p-110f, 0x1p110f, 4.0f},
-                           {0x1p-64f, 0x1p-64f, 0x1p99f}}) {
-    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      for (const std::int64_t queries : {1, 2, 24}) {
-        Case shape;
-        shape.queries = queries;
-        shape.heads = shape.kv_heads = 1;
-        shape.tokens = 64;
-        shape.head_dim = shape.v_dim = 16;
-        shape.q_type = dtype;
-        shape.k_type = shape.v_type = DType::kBFloat16;
-        shape.scale = 4 * x.scale;  // times 1 / sqrt(16)
-        shape.name = "subnormal " + std::to_string(queries) + std::string(dtype_name(dtype)) + bits_of(x.q);
-        CaseData data(shape, 8);
-        for (std::int64_t d = 0; d < 16; ++d) {
-          for (std::int64_t i = 0; i < queries; ++i) data.set_q(0, i, 0, d, x.q);
-          for (std::int64_t t = 0; t < 64; ++t) data.set_k(0, t, 0, d, d == 0 && t == 5 ? x.k : 0.0f);
-        }
-        check(data);
-      }
-    }
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    check_lonely_key(dtype, DType::kBFloat16, 1, {0x1p-130f, 0x1p100f, 0x1p32f});
+    check_lonely_key(dtype, DType::kBFloat16, 1, {0x1p100f, 0x1p-130f, 0x1p32f});
+    check_lonely_key(dtype, DType::kBFloat16, 1, {0x1.234568p-110f, 0x1p110f, 4.0f});
+    check_lonely_key(dtype, DType::kBFloat16, 1, {0x1p-64f, 0x1p-64f, 0x1p99f});
   }
 }
 
 // The same of float16 keys: queries have to be brought far up to be cut into float16 limbs.
 TEST_P(TargetTest, TinyQueriesWithFloat16KeysCountAsMuchAsOthers) {
   for (const float size : {0x1.554466p-112f, 0x1.554466p-116f, 0x1.5544p-127f}) {
-    for (const std::int64_t queries : {1, 2, 24}) {
-      Case shape;
-      shape.name = "tiny" + bits_of(size) + " " + std::to_string(queries);
-      shape.queries = queries;
-      shape.heads = shape.kv_heads = 1;
-      shape.tokens = 64;
-      shape.head_dim = shape.v_dim = 16;
-      shape.k_type = shape.v_type = DType::kFloat16;
-      shape.scale = 0x1p102f;  // times 1 / sqrt(16)
-      CaseData data(shape, 8);
-      const float key = std::min(0x1p-102f / size, 0x1p15f);
-      for (std::int64_t d = 0; d < 16; ++d) {
-        for (std::int64_t i = 0; i < queries; ++i) data.set_q(0, i, 0, d, size);
-        for (std::int64_t t = 0; t < 64; ++t) data.set_k(0, t, 0, d, t == 5 ? key : 0.0f);
-      }
-      check(data);
-    }
+    const float key = std::min(0x1p-102f / size, 0x1p15f);
+    check_lonely_key(DType::kFloat32, DType::kFloat16, 16, {size, key, 0x1p100f});
   }
 }
 
