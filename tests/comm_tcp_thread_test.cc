@@ -104,18 +104,25 @@ TEST(Tcp, GivenUpMessagesKeepTheirPlace) {
   run_tcp_threads(2, [](std::shared_ptr<Communicator> world) { testing::check_given_up_send(*world); });
 }
 
+// A port of this machine; 0: any.
+sockaddr_in loopback_at(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  return address;
+}
+
 // Somebody who listens on this machine.
 struct Door {
   explicit Door(int backlog) : socket(::socket(AF_INET, SOCK_STREAM, 0)) {
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t size = sizeof address;
     EXPECT_EQ(::bind(socket.fd(), entry.ai_addr, size), 0);
     EXPECT_EQ(::listen(socket.fd(), backlog), 0);
     EXPECT_EQ(::getsockname(socket.fd(), entry.ai_addr, &size), 0);
   }
   comm::Socket socket;
-  sockaddr_in address{};
+  sockaddr_in address = loopback_at(0);
   addrinfo entry{0,       AF_INET, SOCK_STREAM, 0, sizeof(sockaddr_in), reinterpret_cast<sockaddr*>(&address),
                  nullptr, nullptr};
 };
@@ -324,13 +331,10 @@ int status_of(pid_t child) {
 
 // Connected to rank 0 of this machine; closed where that does not listen.
 comm::Socket try_knock_at(int port, int flags = 0) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  const sockaddr_in address = loopback_at(port);
   comm::Socket socket(::socket(AF_INET, SOCK_STREAM | flags, 0));
   const bool there =
-      ::connect(socket.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 || errno == EINPROGRESS;
+      ::connect(socket.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 || errno == EINPROGRESS;
   return there ? std::move(socket) : comm::Socket();
 }
 
@@ -507,6 +511,12 @@ bool enter_small_network() {
          static_cast<bool>(std::ofstream("/proc/sys/net/ipv4/ip_local_port_range") << "45680 45687" << std::flush);
 }
 
+// The same, with a file of its own in the place of one of the system's.
+bool enter_small_network_with(const std::string& file, const char* path) {
+  return enter_small_network() && ::unshare(CLONE_NEWNS) == 0 &&
+         ::mount(file.c_str(), path, nullptr, MS_BIND, nullptr) == 0;
+}
+
 // Who calls rank 0 again and again before it listens is given one port after the other to call from, and one day the
 // very port that it calls: then it would be connected to itself, and rank 0 could not listen there any more.
 TEST(Tcp, ARankThatWaitsForRank0DoesNotReachItself) {
@@ -529,8 +539,7 @@ TEST(Tcp, ANameThatIsNotKnownYetIsAskedForAgain) {
   const std::string hosts = directory.path() / "hosts";
   std::ofstream(hosts) << "127.0.0.1 localhost\n";
   const pid_t child = start_process([&] {
-    if (!enter_small_network() || ::unshare(CLONE_NEWNS) != 0) return false;
-    if (::mount(hosts.c_str(), "/etc/hosts", nullptr, MS_BIND, nullptr) != 0) return false;
+    if (!enter_small_network_with(hosts, "/etc/hosts")) return false;
     try {
       tcp_communicator(TcpPlace{1, 2, "rank0", 45680}, with_deadline(0.3));
       ADD_FAILURE() << "connected to a name that nobody has";
@@ -556,14 +565,10 @@ TEST(Tcp, ANameServerThatNeverAnswersDoesNotPutOffTheDeadline) {
   const std::string servers = directory.path() / "resolv.conf";
   std::ofstream(servers) << "nameserver 127.0.0.1\noptions timeout:10 attempts:1\n";
   const pid_t child = start_process([&] {
-    if (!enter_small_network() || ::unshare(CLONE_NEWNS) != 0) return false;
-    if (::mount(servers.c_str(), "/etc/resolv.conf", nullptr, MS_BIND, nullptr) != 0) return false;
+    if (!enter_small_network_with(servers, "/etc/resolv.conf")) return false;
     const comm::Socket silent(::socket(AF_INET, SOCK_DGRAM, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(53);
-    if (::bind(silent.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return false;
+    const sockaddr_in address = loopback_at(53);
+    if (::bind(silent.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return false;
     try {
       tcp_communicator(TcpPlace{1, 2, "rank0.example", 45680}, with_deadline(0.3));
       ADD_FAILURE() << "connected to a name that nobody knows";
