@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/round_up.h"
+#include "kernels/limb_range.h"
 #include "merge/rows.h"
 #include "treeattn/state.h"
 
@@ -204,15 +205,13 @@ void LeafWorker::leaf(int leaf, float* states) {
 
 // Whether a logit of the head in q_rows_ could lose more than logit_floor by subnormal numbers (docs/exactness.md).
 bool LeafWorker::loses_subnormals() const {
-  constexpr float kLeast = 0x1p-102f;  // its last limb is no less than 2^-126
-  constexpr float kMost = 0x1p76f;
   float largest = 1.0f;
   for (std::int64_t i = 0; i < rows_ * problem_.q.head_dim; ++i) {
     const float size = std::fabs(q_rows_[i]);
-    if (size < kLeast && size > 0) return true;
+    if (size < kLeastWithLimbs && size > 0) return true;
     largest = std::max(largest, size);
   }
-  return largest > kMost / std::max(1e-30f, std::fabs(problem_.scale));
+  return largest > kMostWithLimbs / std::max(1e-30f, std::fabs(problem_.scale));
 }
 
 // Head by head: the bits of one must not depend on what is in those it was grouped with.

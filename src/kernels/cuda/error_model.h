@@ -6,6 +6,8 @@
 #include <string_view>
 
 #include "kernels/cuda/model/prompt_product.h"
+#include "kernels/head_dims.h"
+#include "kernels/limb_range.h"
 #include "kernels/reference/model_reference.h"
 #include "kernels/reference/reference.h"
 
@@ -50,8 +52,8 @@ inline ErrorModel error_model(std::string_view kernel, const Problem& problem) {
     model.query_error = 0x1.9p-21;
     model.weight_error = 0x1.1p-20;
     model.tile_tokens = 32;  // four warps by 8 keys
-    // 256 columns of a key, of which each may lose 2^-126, times what q and the scale are together at most.
-    model.logit_floor = 256 * 0x1p-126 * 0x1p76;
+    // The columns of a key, of which each may lose 2^-126, times what q and the scale are together at most.
+    model.logit_floor = static_cast<double>(kMostHeadDim) * 0x1p-126 * kMostWithLimbs;
   }
   if (kernel == "prefill") {
     model.unit_roundoff = 0x1p-22;

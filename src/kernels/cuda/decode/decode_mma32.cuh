@@ -121,7 +121,7 @@ class MmaWarp<float, kColumns, kHalves> {
     }
   }
   __device__ float with_limbs(float x) const {
-    const float most = 0x1p76f / fmaxf(1e-30f, fabsf(p.scale));
+    const float most = kMostWithLimbs / fmaxf(1e-30f, fabsf(p.scale));
     return loses_limbs(x) || fabsf(x) > most ? no_unit() : x;
   }
 

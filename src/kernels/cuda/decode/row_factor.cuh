@@ -2,6 +2,8 @@
 // Powers of two that bring a row into the range of a narrow type.
 #pragma once
 
+#include "kernels/limb_range.h"
+
 namespace treeattn::kernels::cuda {
 
 // 2^(exponent - 127), and what it has to be multiplied by for 1.
@@ -18,7 +20,7 @@ struct RowScaling {
 __device__ inline float no_unit() { return __int_as_float(0x7fc00000); }
 
 // Whether a limb that a float32 has to be cut into may be below 2^-126, where tensor cores may take it for zero.
-__device__ inline bool loses_limbs(float x) { return x != 0.0f && fabsf(x) < 0x1p-102f; }
+__device__ inline bool loses_limbs(float x) { return x != 0.0f && fabsf(x) < kLeastWithLimbs; }
 
 // By the power of two that brings the largest element of a row, `most` of this thread's columns, into
 // [2^bits, 2^(bits + 1)). By 2^100 at most: a row that is too small for that has no unit. Four neighbouring lanes share
