@@ -30,8 +30,8 @@ class Mma8Warp {
   static constexpr int kTile = kWidth <= 64 ? 64 : kWidth <= 128 ? 32 : 16;  // as many keys as make 8 KiB of K and V
   static constexpr const char* kName = "mma8";
   static constexpr bool kHandsOver = kRows == 16 && kDim == 128;
-  static constexpr bool kBoundByMemory = false;       // conversions and scales keep it busy as well
-  static constexpr bool kStartsAtOnce = kHeads == 2;  // with one head there are no registers to spare for it
+  static constexpr bool kBoundByMemory = false;                       // conversions and scales keep it busy as well
+  static constexpr bool kStartsAtOnce = kHalves == 1 || kHeads == 2;  // else there are no registers to spare for it
   static constexpr bool kQueriesAsTheyAre = false;
   static constexpr int kQueryBytes = 0;
   using Copy = PieceCopy<kWidth, kTile>;
