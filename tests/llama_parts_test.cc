@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "byte_tokenizer.h"
+#include "model/loaded_model.h"
 #include "model/memory_need.h"
 #include "model/rope.h"
 #include "model/session_file.h"
@@ -182,6 +183,27 @@ TEST(MemoryNeed, MoreRanksNeedLessEach) {
   EXPECT_LE(need(enough).weights + need(enough).of_rank(), machine);
   EXPECT_GT(need(enough - 1).weights + need(enough - 1).of_rank(), machine);
   EXPECT_EQ(ranks_needed(config, options, WeightFormat::kAsStored, kTokens, need(1).weights / 2), 0);
+}
+
+TEST(MemoryNeed, WeightsThatAreMadeHereMustFit) {
+  ModelDescription model = describe_random_model("llama-3.2-1b", 1);
+  const std::size_t bytes = all_weight_bytes(model.config, WeightFormat::kAsStored);
+  EXPECT_NO_THROW(require_room_for_weights(model, {}, bytes));
+  try {
+    require_room_for_weights(model, {}, bytes - 1);
+    ADD_FAILURE() << "more than there is";
+  } catch (const Unavailable& error) {
+    EXPECT_STREQ(error.what(), "the weights take 2.5 GB of memory, and 2.5 GB can be had here");
+  }
+  EXPECT_NO_THROW(require_room_for_weights(model, {}, 0));  // unknown
+  EXPECT_NO_THROW(require_room_for_weights(model, {.gpu = 0}, bytes - 1));
+  EXPECT_NO_THROW(require_room_for_weights(model, {.weights = WeightFormat::kInt8}, bytes - 1));
+  model.directory = "of files";
+  EXPECT_NO_THROW(require_room_for_weights(model, {}, 1));
+  EXPECT_NO_THROW(require_room_for_weights(model, {.weights = WeightFormat::kBFloat16}, 1));
+  EXPECT_THROW(require_room_for_weights(model, {.weights = WeightFormat::kInt8}, 1), Unavailable);
+  model.config.stored = DType::kFloat32;
+  EXPECT_THROW(require_room_for_weights(model, {.weights = WeightFormat::kBFloat16}, 1), Unavailable);
 }
 
 TEST(PublicLlama, SaysHowItsFilesWantTokensChosen) {

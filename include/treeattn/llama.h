@@ -126,8 +126,8 @@ class LlamaModel {
   // not take; Unavailable where there is no such GPU or no memory, or for a tokenizer in a build without PCRE2.
   static std::shared_ptr<const LlamaModel> load(const std::filesystem::path& directory,
                                                 const LlamaLoadOptions& options = {});
-  // Random weights in the shape of "llama-3.2-1b" and others; no tokenizer. For benchmarks. Throws InvalidArgument,
-  // Unavailable.
+  // Random weights in the shape of "llama-3.2-1b" and others; no tokenizer. For benchmarks. Throws InvalidArgument;
+  // Unavailable where there is no such GPU or no memory.
   static std::shared_ptr<const LlamaModel> random(std::string_view shape, std::uint64_t seed,
                                                   const LlamaLoadOptions& options = {});
   ~LlamaModel();
@@ -179,11 +179,11 @@ class LlamaSession {
   ~LlamaSession();
   LlamaSession(LlamaSession&&) noexcept;
 
-  // Collective. Adds the prompt and what the model says to it. An empty prompt goes on where the text was left. Throws
-  // InvalidArgument before any work, on every rank, where the call is refused on one or the ranks were given different
-  // prompts or options (logprobs and interrupt may differ): the text stays as it was, and the ranks can go on. Throws
-  // LostRanks when a rank is lost and not recovered from; the prompt then stays in the text, and a later call may
-  // recover.
+  // Collective. Adds the prompt and what the model says to it. An empty prompt goes on where the text was left; the
+  // first one may not be empty. Throws InvalidArgument before any work, on every rank, where the call is refused on one
+  // or the ranks were given different prompts or options (logprobs and interrupt may differ): the text stays as it was,
+  // and the ranks can go on. Throws Unavailable for text without a tokenizer, LostRanks when a rank is lost and not
+  // recovered from; the prompt then stays in the text, and a later call may recover.
   GenerateResult generate(std::string_view prompt, const GenerateOptions& options = {},
                           const TextListener& listener = {});
   GenerateResult generate(std::span<const std::int32_t> prompt, const GenerateOptions& options = {},

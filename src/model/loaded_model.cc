@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/available_memory.h"
 #include "base/check.h"
 #include "base/file.h"
 #include "model/json.h"
@@ -87,6 +88,15 @@ ModelDescription describe_random_model(std::string_view shape, std::uint64_t see
   return out;
 }
 
+void require_room_for_weights(const ModelDescription& model, const LlamaLoadOptions& options, std::size_t available) {
+  const bool in_files = !model.directory.empty() && stays_as_stored(options.weights, model.config.stored);
+  if (options.gpu >= 0 || in_files || available == 0) return;
+  const std::size_t bytes = all_weight_bytes(model.config, options.weights);
+  if (bytes <= available) return;
+  throw Unavailable(fmt::format("the weights take {:.1f} GB of memory, and {:.1f} GB can be had here",
+                                static_cast<double>(bytes) * 1e-9, static_cast<double>(available) * 1e-9));
+}
+
 std::vector<std::int32_t> encode_prompt(const ModelDescription& model, std::string_view text, bool begin) {
   if (!model.tokenizer) throw Unavailable("this model has no tokenizer (tokenizer.json); give tokens instead of text");
   std::vector<std::int32_t> tokens = model.tokenizer->encode(text);
@@ -118,6 +128,7 @@ LlamaModel::Impl::Impl(model::ModelDescription what, const LlamaLoadOptions& opt
       pool(loading_threads(options)),
       ops(kernels::make_model_ops(gpu_of(options), pool)) {
   model::check_weight_format(options.weights);
+  model::require_room_for_weights(description, options, base::available_memory());
   model::WeightOptions loading;
   loading.host_memory = options.gpu < 0;
   loading.format = options.weights;

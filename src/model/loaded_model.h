@@ -2,6 +2,7 @@
 // What a model directory has, first without its weights, then with them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -34,6 +35,11 @@ struct ModelDescription {
 // config.json, generation_config.json and tokenizer.json, the last two if they are there. Throws BadFile.
 ModelDescription describe_model(const std::filesystem::path& directory);
 ModelDescription describe_random_model(std::string_view shape, std::uint64_t seed);
+
+// Throws Unavailable where weights that are made in the host's memory, random ones or copies in another format, take
+// more than `available` bytes of it (0: unknown). Asked first, because a system may promise more memory than it has,
+// and end the process when that is used.
+void require_room_for_weights(const ModelDescription& model, const LlamaLoadOptions& options, std::size_t available);
 
 // begin: with the token in front that begins a text, if the tokenizer has one. Throws InvalidArgument for text that is
 // not UTF-8, Unavailable without a tokenizer.

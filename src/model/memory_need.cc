@@ -42,13 +42,7 @@ MemoryNeed memory_need(const LlamaConfig& c, const LlamaOptions& options, Weight
   const std::int64_t rows = most_chunks(order, piece, ranks) * order.chunk_tokens;
 
   MemoryNeed need;
-  const auto parameters = static_cast<std::size_t>(c.parameters());
-  const auto table = static_cast<std::size_t>(c.vocab * c.hidden);
-  // The embedding is not quantised; a head that is tied to it is a copy then.
-  need.weights = format == WeightFormat::kInt8
-                     ? weight_bytes(c.tied_embeddings ? parameters : parameters - table, format, c.stored) +
-                           weight_bytes(table, WeightFormat::kAsStored, c.stored)
-                     : weight_bytes(parameters, format, c.stored);
+  need.weights = all_weight_bytes(c, format);
   need.cache = share * chunk_bytes * static_cast<std::size_t>(c.layers);
   const auto host_copies = static_cast<std::size_t>(rows * 2 * (c.heads + c.kv_heads) * c.head_dim) * sizeof(float);
   need.activations = Activations::bytes(c, rows) + host_copies + static_cast<std::size_t>(c.vocab) * 2 * sizeof(float);

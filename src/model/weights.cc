@@ -43,6 +43,15 @@ std::size_t weight_bytes(std::size_t elements, WeightFormat format, DType stored
   return 0;  // not reached
 }
 
+std::size_t all_weight_bytes(const LlamaConfig& c, WeightFormat format) {
+  const auto parameters = static_cast<std::size_t>(c.parameters());
+  const auto table = static_cast<std::size_t>(c.vocab * c.hidden);
+  if (format != WeightFormat::kInt8) return weight_bytes(parameters, format, c.stored);
+  // The embedding is not quantised; a head that is tied to it is a copy then.
+  return weight_bytes(c.tied_embeddings ? parameters : parameters - table, format, c.stored) +
+         weight_bytes(table, WeightFormat::kAsStored, c.stored);
+}
+
 std::size_t weight_bytes_per_token(const LlamaConfig& c, WeightFormat format) {
   const std::int64_t attention = c.hidden * c.head_dim * (2 * c.heads + 2 * c.kv_heads);
   const std::int64_t layer = attention + 3 * c.hidden * c.feed_forward;

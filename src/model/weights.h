@@ -75,6 +75,8 @@ class Weights {
 std::size_t matrix_bytes(const kernels::WeightMatrix& matrix);
 // Of so many weights, stored in `stored`, as they are kept.
 std::size_t weight_bytes(std::size_t elements, WeightFormat format, DType stored);
+// Of all weights as they are kept, one copy.
+std::size_t all_weight_bytes(const LlamaConfig& config, WeightFormat format);
 // What Weights::bytes_per_token will say, before the model is loaded.
 std::size_t weight_bytes_per_token(const LlamaConfig& config, WeightFormat format);
 
