@@ -206,6 +206,9 @@ def check_usage():
         named = any(word in done.stderr for word in bad if word.startswith("--")) and "; accepted: " in done.stderr
         expect(done.returncode == 2 and "treeattn: " in done.stderr and named,
                f"{bad}: exit code {done.returncode}, {done.stderr}")
+    accepted = run("--strategy", "star").stderr.split("; accepted: ")[1].split(" (")[0].strip()
+    expect(run("--ranks", 2, "--tokens", 64, "--strategy", accepted.replace(", ", ",")).returncode == 0,
+           f"a message calls these accepted: {accepted}")
 
 
 def check_limits():
