@@ -365,7 +365,7 @@ Command add_bench_llama(CommandLine& parent) {
   options->model.many_strategies = true;
   options->model.add_to(*app);
   app->add_option("--tokens", options->tokens, "Lengths of the prompt (default 512,1k,2k,4k)")->type_name("LIST");
-  app->add_option("--new-tokens", options->new_tokens, "Tokens after it (default 10)")->type_name("N");
+  app->add_option("--new-tokens", options->new_tokens, "Tokens after it (default 10; with --steps 64)")->type_name("N");
   app->add_option("--batch", options->batch, "With --steps: sequences decoded together (default 1; on a GPU 1,16)")
       ->type_name("LIST");
   app->add_option("--runs", options->runs, "Runs that count (default 10, as in the paper)")->type_name("N");

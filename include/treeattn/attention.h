@@ -44,7 +44,7 @@ struct AttentionOptions {
   std::optional<float> scale{};           // 0, or of size 2^-100 to 2^100; default 1 / sqrt(head_dim)
   bool causal = false;                    // hides kj > qi
   std::int64_t window = 0;                // > 0: hides kj <= qi - window, and without causal kj >= qi + window; 0: none
-  float softcap = 0.0f;                   // 2^-100 to 2^100, and so is |scale| / softcap: the cap; 0: none
+  float softcap = 0.0f;                   // 2^-100 to 2^100, and so is |scale| / softcap unless 0: the cap; 0: none
   std::span<const float> alibi_slopes{};  // [heads], of size 2^60 at most; empty: none
   std::span<const float> sinks{};  // [heads] a logit with no value, once per query and head: -inf, or of size 2^100
                                    // at most; empty: none

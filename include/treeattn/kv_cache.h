@@ -2,7 +2,7 @@
 // A KV cache whose sequences are spread over the ranks of a communicator. Each rank holds the chunks of the branches it
 // carries, in pages, and nothing else.
 //
-//   treeattn::KvCache cache(world, {.kv_heads = 8, .k_dim = 128, .v_dim = 128, .k_type = bf16, .v_type = bf16});
+//   treeattn::KvCache cache(world, {.kv_heads = 8, .k_dim = 128, .v_dim = 128});       // bfloat16 unless said
 //   const treeattn::SequenceId sequence = cache.add_sequence();
 //   cache.append(sequence, k, v);           // the same call on every rank; each keeps its share
 //

@@ -27,9 +27,9 @@ void identity_states(std::span<float> states, std::int64_t v_dim);
 void merge_states(std::span<float> lower, std::span<const float> higher, std::int64_t v_dim);
 
 // out [rows, v_dim] = o / l and, unless empty, lse [rows] = ln(2) * m_log2 + ln(l). The identity gives (0, -inf).
-// sinks, unless empty, holds `heads` logits (natural units; -inf, or of size 2^127 at most, as larger ones are infinite
-// in log2 units); row r gets sinks[r % heads]; a NaN shows. `out` and `lse` may not overlap each other, states or
-// sinks. Requires these sizes, and rows a multiple of heads.
+// sinks, unless empty, holds `heads` logits (natural units); row r gets sinks[r % heads]. -inf is none; with NaN or
+// +inf the row is NaN. One of size above 2^127 may be infinite in log2 units. `out` and `lse` may not overlap each
+// other, states or sinks. Requires these sizes, and rows a multiple of heads.
 void finalize_states(std::span<const float> states, std::int64_t v_dim, std::span<const float> sinks,
                      std::span<float> out, std::span<float> lse);
 
