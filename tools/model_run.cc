@@ -21,6 +21,7 @@
 #include "parallel/agree.h"
 #include "rate_progress.h"
 #include "table.h"
+#include "terminal_line.h"
 #include "treeattn/error.h"
 
 namespace treeattn::tools {
@@ -30,7 +31,7 @@ std::atomic<bool> interrupted = false;
 
 void on_interrupt(int) {
   interrupted = true;
-  std::signal(SIGINT, SIG_DFL);
+  end_wiped_on(SIGINT);
 }
 
 // copies: of the weights on this machine, or on its GPU; here: ranks there.

@@ -8,8 +8,11 @@
 
 namespace treeattn::tools {
 
+// The signal ends the process as the system does it, but a progress line is wiped before. Safe in a handler.
+void end_wiped_on(int signal);
+
 // For people who wait: only on a terminal that can wipe a line, only once the work has lasted two seconds, and redrawn
-// at most ten times a second. Not thread-safe.
+// at most ten times a second. A signal that ends the process wipes it. Not thread-safe.
 class TerminalLine {
  public:
   TerminalLine();
