@@ -7,6 +7,7 @@ Usage: report_test.py TREEATTN [--browser]; with --browser only that part: exit 
 (scripts/deps.sh browser).
 """
 
+import concurrent.futures
 import fcntl
 import json
 import os
@@ -172,34 +173,63 @@ def check_output(treeattn, folder):
         expect((done.returncode, done.stderr) == (1, "treeattn: standard output cannot be written\n"), f"{name}: {done}")
     for end in (unread, nobody_waits, full):
         os.close(end)
-    # A file that may not grow is refused by name, and no part of it stays.
-    page = folder / "cut.html"
-    done = subprocess.run([treeattn, "report", "--data", str(folder / "data"), "--out", str(page)], capture_output=True,
-                          text=True, timeout=60,
-                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
+    # A file that may not grow is refused by name; what was there stays, and no part of the new one.
+    pages = folder / "pages"
+    pages.mkdir()
+    page, link = pages / "page.html", pages / "link.html"
+
+    def report(out, most=None):
+        grow = None if most is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        return subprocess.run([treeattn, "report", "--data", str(folder / "data"), "--out", str(out)],
+                              capture_output=True, text=True, timeout=60, preexec_fn=grow)
+
+    done = report(page, 4096)
     expect(done.returncode == 2 and f"--out: {page}: cannot write" in done.stderr, f"a file that may not grow: {done}")
-    expect(not page.exists(), "a part of a page was left")
+    expect(not list(pages.iterdir()), f"a part of a page was left: {list(pages.iterdir())}")
+    page.write_text("the one before")
+    page.chmod(0o640)
+    link.symlink_to("page.html")
+    for out in (page, link):
+        expect(report(out, 4096).returncode == 2 and page.read_text() == "the one before", f"lost: what was at {out}")
+    expect(report(link).returncode == 0 and page.read_text().startswith("<!DOCTYPE html>"), "no page behind a link")
+    expect(link.is_symlink() and page.stat().st_mode & 0o777 == 0o640, "another link, or other readers than before")
+    expect(sorted(pages.iterdir()) == [link, page], f"more than a page: {list(pages.iterdir())}")
+    # Where standard output is a file, that is written, not replaced.
+    with open(pages / "out.html", "w+") as out:
+        subprocess.run([treeattn, "report", "--data", str(folder / "data"), "--out", "/dev/stdout"], stdout=out,
+                       timeout=60, check=True)
+        out.seek(0)
+        expect("</html>" in out.read(), "no page on standard output")
 
 
 def check_progress(treeattn, folder):
-    """On a terminal also of one experiment, while it simulates; gone before anything else is said."""
+    """On a terminal also of one experiment, while it simulates; gone before anything else is said, and after Ctrl-C."""
     slow = folder / "slow"
     slow.write_text("#!/bin/sh\ncat > /dev/null\nfor i in $(seq 30); do echo 0.5; sleep 0.1; done\nexit 3\n")
     slow.chmod(0o755)
-    terminal, stderr = pty.openpty()
-    child = subprocess.Popen([treeattn, "reproduce", "fused", "--simulator", str(slow)], stdout=subprocess.DEVNULL,
-                             stderr=stderr, env={**os.environ, "TERM": "xterm"})
-    os.close(stderr)
-    said = b""
-    try:
-        while piece := os.read(terminal, 4096):
-            said += piece
-    except OSError:
-        pass  # the last one that writes has gone
-    os.close(terminal)
-    lines = said.split(b"\r\x1b[K")
-    expect(child.wait(timeout=60) == 3 and lines[-1].startswith(b"treeattn: ") and
-           re.fullmatch(rb"reproduce 1/1  fused: \w+ on \d+ ranks", lines[len(lines) // 2]), f"on a terminal: {said}")
+    def status_and_lines(end):
+        terminal, stderr = pty.openpty()
+        child = subprocess.Popen([treeattn, "reproduce", "fused", "--simulator", str(slow)], stdout=subprocess.DEVNULL,
+                                 stderr=stderr, env={**os.environ, "TERM": "xterm"})
+        os.close(stderr)
+        said = b""
+        try:
+            while piece := os.read(terminal, 4096):
+                said += piece
+                if end and b"reproduce 1/1" in said:
+                    child.send_signal(end)
+                    end = None
+        except OSError:
+            pass  # the last one that writes has gone
+        os.close(terminal)
+        return child.wait(timeout=60), said.split(b"\r\x1b[K")
+
+    with concurrent.futures.ThreadPoolExecutor() as at_once:
+        (status, lines), *ended = at_once.map(status_and_lines, [None, signal.SIGINT, signal.SIGTERM])
+    expect(status == 3 and lines[-1].startswith(b"treeattn: ") and
+           re.fullmatch(rb"reproduce 1/1  fused: \w+ on \d+ ranks", lines[len(lines) // 2]), f"on a terminal: {lines}")
+    for how, (status, lines) in zip([signal.SIGINT, signal.SIGTERM], ended):
+        expect(status == -how and len(lines) > 2 and lines[-1] == b"", f"on a terminal, {how}: {status}, {lines}")
 
 
 # What the page must show, looked up by the browser itself after layout.

@@ -1,23 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "files.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <memory>
+#include <atomic>
+#include <span>
 #include <string>
 #include <system_error>
 
-#include "base/file.h"
-
 namespace treeattn::tools {
-namespace {
 
-struct Close {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using Stream = std::unique_ptr<std::FILE, Close>;
+namespace fs = std::filesystem;
+
+namespace {
 
 // A device may have no end; no text is so long.
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;
@@ -33,6 +29,33 @@ std::string read_all(std::FILE* file, const std::filesystem::path& path) {
   return text;
 }
 
+// The file that another can take the place of: one that is there, or none yet, in a directory that may be changed.
+// Links stay and are followed, except into /proc, whose files stand for what is open already, as /dev/stdout does.
+std::optional<fs::path> replaceable(fs::path path) {
+  std::error_code error;
+  constexpr int kMostLinks = 40;  // as many as Linux follows
+  for (int links = 0; fs::is_symlink(fs::symlink_status(path, error)); ++links) {
+    const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+    const std::string where = fs::canonical(folder, error).string();
+    if (error || where.starts_with("/proc/") || links == kMostLinks) return {};
+    path = folder / fs::read_symlink(path, error);
+  }
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  const fs::file_status status = fs::status(path, error);
+  if (!path.has_filename()) return {};
+  if (fs::is_regular_file(status)) {
+    const bool may_change = ::access(folder.c_str(), W_OK | X_OK) == 0 && ::access(path.c_str(), W_OK) == 0;
+    return may_change ? std::optional(path) : std::nullopt;
+  }
+  return status.type() == fs::file_type::not_found ? std::optional(path) : std::nullopt;
+}
+
+// Whatever the name of the file is, this is not too long.
+fs::path draft_beside(const fs::path& path) {
+  static std::atomic<int> drafts = 0;
+  return path.parent_path() / fmt::format(".treeattn-{}-{}.draft", ::getpid(), ++drafts);
+}
+
 }  // namespace
 
 std::string read_text(const std::filesystem::path& path) {
@@ -43,20 +66,35 @@ std::string read_text(const std::filesystem::path& path) {
 
 std::string read_stdin() { return read_all(stdin, "standard input"); }
 
-void write_text(const std::filesystem::path& path, std::string_view text) {
-  Stream file(std::fopen(path.c_str(), "wb"));
-  if (!file) base::throw_errno(path, "create");
-  const bool written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
-  // Closing writes what is still in the buffer.
-  if (written && std::fclose(file.release()) == 0) return;
-  const int reason = errno;
-  std::error_code ignored;
-  // Nobody may take a part for the whole. Links stay, as /dev/stdout is one.
-  if (std::filesystem::is_regular_file(std::filesystem::symlink_status(path, ignored))) {
-    std::filesystem::remove(path, ignored);
+ResultFile::ResultFile(const fs::path& path) : path_(path) {
+  if (const std::optional<fs::path> target = replaceable(path)) {
+    file_.emplace(*target, draft_beside(*target), path);
+  } else {
+    stream_.reset(std::fopen(path.c_str(), "wb"));
+    if (!stream_) base::throw_errno(path, "create");
   }
-  errno = reason;
-  base::throw_errno(path, "write");
+}
+
+void ResultFile::write(std::string_view bytes) {
+  if (file_) {
+    file_->write(std::as_bytes(std::span(bytes)));
+  } else if (std::fwrite(bytes.data(), 1, bytes.size(), stream_.get()) != bytes.size()) {
+    base::throw_errno(path_, "write");
+  }
+}
+
+void ResultFile::finish() {
+  if (file_) {
+    file_->finish();
+  } else if (std::fclose(stream_.release()) != 0) {  // which writes what is still in the buffer
+    base::throw_errno(path_, "write");
+  }
+}
+
+void write_text(const fs::path& path, std::string_view text) {
+  ResultFile file(path);
+  file.write(text);
+  file.finish();
 }
 
 void make_directory(const std::filesystem::path& path) {

@@ -5,11 +5,11 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -83,8 +83,7 @@ class Voice {
         session_(session),
         has_text_(rank.model.description.tokenizer != nullptr) {
     if (speaks() && !options.logits.empty()) {
-      logits_.open(options.logits, std::ios::binary);
-      base::require(logits_.good(), "--logits {} cannot be written", options.logits);
+      inside_option("--logits", [&] { logits_.emplace(options.logits); });
     }
   }
 
@@ -102,9 +101,9 @@ class Voice {
       if (!has_text_) say(fmt::format("{} ", choice.token));
       if (options_.json) choices_.push_back(choice);
     };
-    if (logits_.is_open()) {
+    if (logits_) {
       out.logits = [this](std::span<const float> logits) {
-        logits_.write(reinterpret_cast<const char*>(logits.data()), static_cast<std::streamsize>(logits.size_bytes()));
+        logits_->write({reinterpret_cast<const char*>(logits.data()), logits.size_bytes()});
       };
     }
     return out;
@@ -112,6 +111,7 @@ class Voice {
 
   void finish(const GenerateResult& result) {
     clear_progress();  // nothing may have been said
+    if (logits_) logits_->finish();
     if (!speaks()) return;
     print_text(options_.json ? json(result) + "\n" : "\n");
     if (options_.stats) print_stats(result);
@@ -187,7 +187,7 @@ class Voice {
   model::Session& session_;
   bool has_text_;
   RateProgress prefill_{"reading the prompt", "tokens"}, recovery_{"recovering", "tokens"};
-  std::ofstream logits_;
+  std::optional<ResultFile> logits_;
   std::string text_;
   std::vector<TokenChoice> choices_;
 };

@@ -35,9 +35,12 @@ File File::open(const std::filesystem::path& path) {
   return file;
 }
 
-File File::create(const std::filesystem::path& path) {
+File File::create(const std::filesystem::path& path) { return create(path, path); }
+
+File File::create(const std::filesystem::path& path, const std::filesystem::path& shown) {
   File file(path, O_WRONLY | O_CREAT | O_TRUNC);
-  if (file.descriptor_ < 0) throw_errno(path, "create");
+  file.path_ = shown;
+  if (file.descriptor_ < 0) throw_errno(shown, "create");
   return file;
 }
 
@@ -75,6 +78,26 @@ void File::write(std::span<const std::byte> bytes) {
 void File::finish() {
   if (::fsync(descriptor_) != 0) throw_errno(path_, "write to the disk");
   if (::close(std::exchange(descriptor_, -1)) != 0) throw_errno(path_, "close");
+}
+
+Replacement::Replacement(std::filesystem::path target, std::filesystem::path draft, const std::filesystem::path& shown)
+    : target_(std::move(target)), draft_(std::move(draft)), file_(File::create(draft_, shown)) {
+  // Who may read the one that is there may read the new one.
+  struct stat status {};
+  if (::stat(target_.c_str(), &status) == 0) ::fchmod(file_.descriptor(), status.st_mode & 07777);
+}
+
+Replacement::~Replacement() {
+  std::error_code ignored;
+  if (!placed_) std::filesystem::remove(draft_, ignored);
+}
+
+void Replacement::finish() {
+  file_.finish();
+  std::error_code error;
+  std::filesystem::rename(draft_, target_, error);
+  if (error) throw_bad_file(target_, "cannot rename: " + error.message());
+  placed_ = true;
 }
 
 std::vector<std::byte> read_bytes(const std::filesystem::path& path) {

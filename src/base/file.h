@@ -21,6 +21,8 @@ class File {
  public:
   static File open(const std::filesystem::path& path);    // to read
   static File create(const std::filesystem::path& path);  // to write; empties one that is there
+  // The same; failures name `shown`.
+  static File create(const std::filesystem::path& path, const std::filesystem::path& shown);
   ~File();
   File(File&& other) noexcept;
   File& operator=(File&&) = delete;
@@ -38,6 +40,26 @@ class File {
   File(const std::filesystem::path& path, int flags);
   std::filesystem::path path_;
   int descriptor_ = -1;
+};
+
+// A file that takes the place of `target` when it is whole, and not before. What goes wrong until then leaves what is
+// there as it was, and nothing of this one.
+class Replacement {
+ public:
+  // draft: what it is called until then, in the same directory. Failures to make or write it name `shown`.
+  Replacement(std::filesystem::path target, std::filesystem::path draft, const std::filesystem::path& shown);
+  ~Replacement();
+  Replacement(const Replacement&) = delete;
+  Replacement& operator=(const Replacement&) = delete;
+
+  void write(std::span<const std::byte> bytes) { file_.write(bytes); }
+  // To the disk, and to its place. That the place outlives a power cut takes sync_directory().
+  void finish();
+
+ private:
+  std::filesystem::path target_, draft_;
+  File file_;
+  bool placed_ = false;
 };
 
 // All of a file.
