@@ -9,6 +9,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -476,6 +477,71 @@ TEST(Tcp, ARankThatIsRefusedForItsVersionSaysSo) {
   second.join();
 }
 
+// Somebody who answers as rank 0 does, but not with the ranks that there are.
+TEST(Tcp, ATableOfOtherRanksIsRefused) {
+  const Door door(1);
+  std::thread second([&] {
+    const TcpPlace place{1, 2, "127.0.0.1", ntohs(door.address.sin_port)};
+    try {
+      tcp_communicator(place, with_deadline(20));
+      ADD_FAILURE() << "connected by a table of other ranks";
+    } catch (const Unavailable& error) {
+      EXPECT_NE(std::string(error.what()).find("sent what is no table of ranks, at rank 1; accepted: "),
+                std::string::npos)
+          << error.what();
+    }
+  });
+  const comm::Socket rank(::accept(door.socket.fd(), nullptr, nullptr));
+  std::array<comm::TcpCard, 2> table;
+  for (comm::TcpCard& card : table) card.size = card.port = 2;  // both are rank 0
+  EXPECT_EQ(::send(rank.fd(), table.data(), sizeof table, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof table));
+  second.join();
+}
+
+// What an earlier run has left at the port: it is sent away and told why, and the ranks of this run meet.
+TEST(Tcp, ARankOfAnotherJobIsRefusedByNameAndTheOthersMeet) {
+  const int port = free_port();
+  const auto come = [&](int rank, const char* job, double seconds) {
+    testing::check_chain(*tcp_communicator(TcpPlace{rank, 2, "127.0.0.1", port, job}, with_deadline(seconds)), 3);
+  };
+  std::thread first([&] { EXPECT_NO_THROW(come(0, "new", 20)); });
+  for (const char* job : {"old", ""}) {
+    try {
+      come(1, job, 20);
+      ADD_FAILURE() << "connected to another job";
+    } catch (const Unavailable& error) {
+      const std::string own = *job != '\0' ? "job \"old\"" : "no job";
+      EXPECT_EQ(error.what(),
+                fmt::format("tcp_communicator: rank 0 at 127.0.0.1:{} is of job \"new\", and this rank of "
+                            "{}; accepted: the same job (TREEATTN_JOB) on all ranks",
+                            port, own));
+    }
+  }
+  EXPECT_NO_THROW(come(1, "new", 20));
+  first.join();
+}
+
+// Where nobody else comes, rank 0 says who did. On a machine that is busy its time may be over before: then once more.
+TEST(Tcp, ARankOfAnotherJobIsNamedWhereRanksDoNotCome) {
+  const int port = free_port();
+  const auto answer_to = [&](int rank, const char* job, const std::string& wanted) {
+    for (;;) {
+      try {
+        tcp_communicator(TcpPlace{rank, 2, "127.0.0.1", port, job}, with_deadline(0.3));
+        return std::string("connected to another job");
+      } catch (const Unavailable& error) {
+        const std::string what = error.what();
+        if (what.find(wanted) != std::string::npos) return what;
+      }
+    }
+  };
+  std::thread left([&] { answer_to(1, "old", " is of job \"new\", and this rank of job \"old\""); });
+  EXPECT_EQ(answer_to(0, "new", "\"old\""),
+            "tcp_communicator: rank 1 of 2 did not come (rank 1 of this machine did, of job \"old\", and this is job "
+            "\"new\"; accepted: the same job (TREEATTN_JOB) on all ranks) within the deadline");
+  left.join();
+}
+
 // It had its own deadline, and is started again while rank 0 still waits.
 TEST(Tcp, ARankThatWentAwayMayComeAgain) {
   const int port = free_port();
@@ -583,6 +649,25 @@ TEST(Tcp, ANameServerThatNeverAnswersDoesNotPutOffTheDeadline) {
   const int status = status_of(child);
   if (status == kNotHere) GTEST_SKIP() << "no name servers of its own for a process";
   EXPECT_EQ(status, 0);
+}
+
+// The first of these that is there. torchrun says "none" where it was given no name.
+TEST(Tcp, TheEnvironmentNamesTheJob) {
+  constexpr std::array kNames{"TREEATTN_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID"};
+  struct Case {
+    std::array<const char*, 4> values;
+    const char* job;
+  };
+  for (const Case& one :
+       {Case{{nullptr, nullptr, nullptr, nullptr}, ""}, Case{{"a", "b", "7", "0"}, "a"}, Case{{"", "b", "7", "0"}, ""},
+        Case{{nullptr, "b", "7", "0"}, "b"}, Case{{nullptr, "none", "7", "0"}, ""},
+        Case{{nullptr, nullptr, "7", "0"}, "7.0"}, Case{{nullptr, nullptr, "7", nullptr}, ""}}) {
+    for (std::size_t i = 0; i < kNames.size(); ++i) {
+      one.values[i] != nullptr ? ::setenv(kNames[i], one.values[i], 1) : ::unsetenv(kNames[i]);
+    }
+    EXPECT_EQ(comm::job_of_launcher(), one.job);
+  }
+  for (const char* name : kNames) ::unsetenv(name);
 }
 
 TEST(Tcp, TheEnvironmentSaysWhoIsWho) {

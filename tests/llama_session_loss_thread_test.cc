@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -19,6 +20,7 @@
 #include "comm/transport.h"
 #include "session_rank.h"
 #include "temporary_directory.h"
+#include "thinning.h"
 #include "treeattn/error.h"
 
 namespace treeattn::model {
@@ -209,11 +211,13 @@ TEST(SessionLoss, ARecoveryThatAListenerBrokeOffIsFinishedLater) {
   EXPECT_EQ(broken_off, 3);
 }
 
-// Its rank comes to an end when it would send a message after so many.
-class MortalTransport final : public comm::Transport {
+// Asks before every message: `change` may end the rank, or give another content of the same size.
+class WatchedTransport final : public comm::Transport {
  public:
-  MortalTransport(std::shared_ptr<comm::Transport> inner, int messages)
-      : inner_(std::move(inner)), messages_left_(messages) {}
+  using Content = std::shared_ptr<std::vector<std::byte>>;
+  using Change = std::function<Content(std::span<const std::byte> data)>;  // null: as it is
+  WatchedTransport(std::shared_ptr<comm::Transport> inner, Change change)
+      : inner_(std::move(inner)), change_(std::move(change)) {}
 
   std::string_view name() const override { return inner_->name(); }
   int rank() const override { return inner_->rank(); }
@@ -221,7 +225,7 @@ class MortalTransport final : public comm::Transport {
   const std::vector<int>& nodes() const override { return inner_->nodes(); }
   std::shared_ptr<comm::Operation> send(int to, int tag, std::span<const std::byte> data,
                                         std::shared_ptr<const void> owner) override {
-    if (messages_left_-- == 0) throw Gone();
+    if (const Content other = change_(data)) return inner_->send(to, tag, *other, other);
     return inner_->send(to, tag, data, std::move(owner));
   }
   std::shared_ptr<comm::Operation> receive(int from, int tag, std::span<std::byte> data,
@@ -231,24 +235,31 @@ class MortalTransport final : public comm::Transport {
   bool test(comm::Operation& operation) override { return inner_->test(operation); }
   void abandon(std::shared_ptr<comm::Operation> operation) override { inner_->abandon(std::move(operation)); }
   void send_note(int to, std::vector<std::byte> note) override { inner_->send_note(to, std::move(note)); }
-  std::optional<std::vector<std::byte>> next_note() override { return inner_->next_note(); }
+  std::optional<comm::ReceivedNote> next_note() override { return inner_->next_note(); }
   void pause(int idle) override { inner_->pause(idle); }
   bool gone(int rank) const override { return inner_->gone(rank); }
   void mark_broken() override { inner_->mark_broken(); }
 
  private:
   const std::shared_ptr<comm::Transport> inner_;
-  int messages_left_;
+  const Change change_;
 };
 
-// Ranks 0 to 2 as threads, of which rank 1 sends so many messages.
-void run_with_mortal_rank(int messages, const std::function<void(std::shared_ptr<Communicator>)>& body) {
+// Ranks 0 to 2 as threads, of which rank 1 comes to an end when it would send a message after so many, and of those
+// that rank 2 sends are changed.
+void run_with_mortal_rank(int messages, const std::function<void(std::shared_ptr<Communicator>)>& body,
+                          const WatchedTransport::Change& change = {}) {
+  const auto end = [left = messages](std::span<const std::byte>) mutable -> WatchedTransport::Content {
+    if (left-- == 0) throw Gone();
+    return nullptr;
+  };
   const auto hub = std::make_shared<comm::ThreadHub>("threads", std::vector<int>(3, 0), false);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank] {
       auto transport = comm::thread_transport(hub, rank);
-      if (rank == 1) transport = std::make_shared<MortalTransport>(std::move(transport), messages);
+      if (rank == 1) transport = std::make_shared<WatchedTransport>(std::move(transport), end);
+      if (rank == 2 && change) transport = std::make_shared<WatchedTransport>(std::move(transport), change);
       try {
         body(std::make_shared<Communicator>(std::move(transport)));
       } catch (const Gone&) {
@@ -285,6 +296,43 @@ TEST(SessionLoss, AfterTheErrorALaterCallMayRecover) {
       EXPECT_TRUE(with_prompt || std::equal(texts[0].begin(), texts[0].end(), want.begin())) << messages;
     }
   }
+}
+
+// A rank of another build, or somebody who poses as one: whatever a message says in the place of what it should, the
+// others go on or have an error that says so. Messages of a recovery have lengths, counts and numbers of all kinds.
+TEST(SessionLoss, ALieEndsInAnError) {
+  const SmallModel model;
+  const auto prompt = random_tokens(20, 301, 7);
+  const auto take_part = [&](const std::shared_ptr<Communicator>& world) {
+    world->set_deadline(Seconds(0.5));  // where a lie leaves ranks waiting for each other
+    SessionRank rank(model, world, nullptr);
+    try {
+      rank.session.generate(prompt, recovering(8));
+    } catch (const Error&) {
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << "rank " << world->rank() << ": " << error.what();
+    }
+  };
+  int sent = 0, lies = 0;
+  const auto lie_at = [&](int message, std::int64_t lie) {
+    sent = 0;
+    run_with_mortal_rank(20, take_part, [&](std::span<const std::byte> data) -> WatchedTransport::Content {
+      if (sent++ != message || data.empty()) return nullptr;
+      ++lies;
+      auto content = std::make_shared<std::vector<std::byte>>(data.size());
+      for (std::size_t i = 0; i < data.size(); ++i) (*content)[i] = std::as_bytes(std::span(&lie, 1))[i % sizeof lie];
+      return content;
+    });
+  };
+  lie_at(-1, 0);
+  const int all = sent;
+  for (int message = 0; message < std::min(all, 60); message += static_cast<int>(thinning())) {
+    SCOPED_TRACE(message);
+    lie_at(message, -2);                                        // a text without an end, too
+    if (message >= 15) lie_at(message, std::int64_t{1} << 40);  // about where the loss comes
+  }
+  std::printf("%d messages, %d lies\n", all, lies);
+  EXPECT_GT(lies, 0);
 }
 
 }  // namespace

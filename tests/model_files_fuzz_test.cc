@@ -91,17 +91,30 @@ TEST(ModelFilesFuzz, TokenizerConfig) { replay("tokenizer_config", fuzz::try_tok
 TEST(OtherBytesFuzz, Session) { replay("session", fuzz::try_session, 300); }
 TEST(OtherBytesFuzz, Cluster) { replay("cluster", fuzz::try_cluster, 300); }
 
+TEST(OtherBytesFuzz, HeaderOverTcp) { replay("header", fuzz::try_header, 300); }
+TEST(OtherBytesFuzz, NoteOfARank) { replay("note", fuzz::try_note, 300); }
+
 TEST(OtherBytesFuzz, CardOfARankOverTcp) {
   replay("card", fuzz::try_card, 300);
   comm::TcpCard card;
   card.port = 1;
   EXPECT_TRUE(comm::is_sound(card));
-  for (auto* text : {&card.address, &card.machine}) {
+  for (auto* text : {&card.job, &card.address, &card.machine}) {
     text->fill('x');
     EXPECT_FALSE(comm::is_sound(card)) << "a text without an end";
     comm::put_text(*text, std::string(100, 'x'));
     EXPECT_TRUE(comm::is_sound(card)) << "what is too long is cut";
   }
+  // Jobs that are told apart, each as a text that fits and can be shown.
+  std::set<comm::TcpText> jobs;
+  for (const std::string& job : {std::string(), std::string("a"), std::string(100, 'x'), std::string(101, 'x'),
+                                 std::string("a\nb"), std::string("a\rb"), std::string("a?b")}) {
+    comm::put_job(card.job, job);
+    EXPECT_TRUE(comm::is_sound(card));
+    EXPECT_TRUE(jobs.insert(card.job).second) << job;
+  }
+  comm::put_text(card.job, "a\033[2Jb");
+  EXPECT_EQ(comm::name_job(card.job), "job \"a?[2Jb\"");
   card.port = 65536;
   EXPECT_FALSE(comm::is_sound(card));
   card.port = 1;

@@ -17,12 +17,14 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/sent.h"
 #include "command.h"
 #include "model/session.h"
 #include "model/tokenizer_config.h"
 #include "model_options.h"
 #include "model_run.h"
 #include "notes.h"
+#include "parallel/agree.h"
 #include "rate_progress.h"
 #include "treeattn/error.h"
 
@@ -39,6 +41,8 @@ struct ChatCommand {
 constexpr std::int64_t kEnd = -1, kUnreadable = -2, kNothingYet = -3, kTooLong = -4;
 // No context is so long, and a device may have no end.
 constexpr std::size_t kMostBytes = std::size_t{16} << 20;
+// Bytes that are read at once: a line may be so much longer when its end is found.
+constexpr std::size_t kPart = 4096;
 
 // Standard input, line by line.
 class Input {
@@ -56,7 +60,7 @@ class Input {
       pollfd input{STDIN_FILENO, POLLIN, 0};
       const int waited = ::poll(&input, 1, static_cast<int>(std::min(within.count() * 1e3, kMostMilliseconds)));
       if (waited == 0) return kNothingYet;
-      std::array<char, 4096> part{};
+      std::array<char, kPart> part{};
       const ssize_t got = waited < 0 ? waited : ::read(STDIN_FILENO, part.data(), part.size());
       if (got < 0 && errno != EINTR) return kUnreadable;
       ended = got == 0;
@@ -92,6 +96,8 @@ std::optional<std::string> next_line(const std::shared_ptr<Communicator>& world,
     if (asks) fmt::print("\n");  // whoever reads the terminal next begins a line
     return {};
   }
+  base::require_sent(length >= 0 && length <= static_cast<std::int64_t>(kMostBytes + kPart), 0,
+                     "a line of {} bytes; accepted: 0 to {}", length, kMostBytes + kPart);
   line.resize(static_cast<std::size_t>(length));
   if (length > 0) world->broadcast(std::as_writable_bytes(std::span(line)), 0);
   return line;
@@ -105,7 +111,7 @@ std::string date_of_today(Communicator& world) {
   std::array<char, sizeof "26 Jul 2024"> date{};
   std::strftime(date.data(), date.size(), "%d %b %Y", &local);
   world.broadcast(std::as_writable_bytes(std::span(date)), 0);
-  return date.data();
+  return parallel::text_of(0, date);
 }
 
 constexpr const char* kEndOfTurn = "<|eot_id|>";

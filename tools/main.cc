@@ -49,6 +49,8 @@ Every subcommand has its own --help, with examples.
 Environment:
   TREEATTN_ISA    the instruction set to use instead of the best one; `treeattn info` lists them
   TREEATTN_NODES  as 0,0,1,1: which node each rank is taken to be on
+  TREEATTN_JOB    the same text for all processes of one run that connect by TCP: one that an earlier run has left, with
+                  another text, is refused (default: what torchrun or Slurm call the job)
 
 Exit codes:
   0  all is well

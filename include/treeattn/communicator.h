@@ -177,14 +177,19 @@ struct TcpPlace {
   int size = 1;
   std::string address = "127.0.0.1";  // of rank 0: a name or a number
   int port = 0;
+  // What tells the ranks of this run from those that an earlier one has left: any text, the same on all of them.
+  std::string job{};
 };
 
 // All of them, as the environment says: RANK, WORLD_SIZE, MASTER_ADDR (127.0.0.1 unless set) and MASTER_PORT, which
 // launchers such as torchrun set; where torchrun itself listens at that port (TORCHELASTIC_USE_AGENT_STORE), rank 0
-// does at the next one. Every two ranks get a connection; nothing is encrypted or checked, so use it in a network you
-// trust. Collective: waits for all ranks, as long as the deadline; one that left meanwhile may come again. Throws
-// Unavailable when they do not come, one is of a version that speaks otherwise, this process may open fewer files than
-// there are ranks, or the environment says nothing; InvalidArgument when it says what cannot be.
+// does at the next one. The job is TREEATTN_JOB, else TORCHELASTIC_RUN_ID (torchrun's "none" is no name), else
+// SLURM_JOB_ID with SLURM_STEP_ID, else empty. Every two ranks get a connection; nothing is encrypted, and who knows
+// the job is believed, so use it in a network you trust. Collective: waits for all ranks, as long as the deadline; one
+// that left meanwhile may come again. One of another job is sent away and told why, and the others are waited for.
+// Throws Unavailable when they do not come, this one is of another job than rank 0, one is of a version that speaks
+// otherwise, this process may open fewer files than there are ranks, or the environment says nothing; InvalidArgument
+// when it says what cannot be.
 std::shared_ptr<Communicator> tcp_communicator(RankOptions options = {});
 std::shared_ptr<Communicator> tcp_communicator(const TcpPlace& place, RankOptions options = {});
 // Whether the environment says so: RANK, WORLD_SIZE, and MASTER_PORT or MASTER_ADDR are set.

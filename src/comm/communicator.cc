@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/counting.h"
+#include "base/sent.h"
 #include "comm/group.h"
 #include "comm/survivors.h"
 #include "comm/topology.h"
@@ -38,8 +39,7 @@ int checked_context(int context) {
 Seconds comm::checked(Seconds deadline) {
   base::require(std::isfinite(deadline.count()) && deadline.count() > 0,
                 "deadline = {} s; accepted: a finite number of seconds above 0", deadline.count());
-  // More than the clock can count to.
-  return std::min(deadline, Seconds(1e9));
+  return std::min(deadline, kLongestDeadline);
 }
 
 Request::Request() = default;
@@ -315,7 +315,11 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key) {
 
   // The groups of one split share no rank, so they can share the context.
   int context = 0;
-  for (const Entry& entry : all) context = std::max(context, entry.next_context);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    base::require_sent(comm::may_be_next_context(all[i].next_context), static_cast<int>(i),
+                       "{} as its next group; accepted: 0 to {}", all[i].next_context, comm::kMaxContext + 1);
+    context = std::max(context, all[i].next_context);
+  }
   impl_->endpoint->next_context = checked_context(context) + 1;
   if (color < 0) return nullptr;
   std::vector<int> ranks;

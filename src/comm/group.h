@@ -29,8 +29,12 @@ struct Call {
 enum class Channel : int { kPointToPoint, kInCall, kCollective };
 inline constexpr int kChannels = 3;
 inline constexpr int kMaxContext = (Transport::kMaxTag + 1) / kChannels - 1;
+// Of what another rank says about the groups it has had: Endpoint::next_context.
+inline bool may_be_next_context(int context) { return context >= 0 && context <= kMaxContext + 1; }
 inline int tag_of(int context, Channel channel) { return kChannels * context + static_cast<int>(channel); }
 
+// More than the clock can count to.
+inline constexpr Seconds kLongestDeadline{1e9};
 // Throws InvalidArgument unless it is a number above 0.
 Seconds checked(Seconds deadline);
 

@@ -238,7 +238,7 @@ class MpiTransport final : public Transport {
     outgoing_.push_back(std::move(operation));
   }
 
-  std::optional<std::vector<std::byte>> next_note() override {
+  std::optional<ReceivedNote> next_note() override {
     if constexpr (kSimulated) return {};  // notes are about lost ranks, and to look for one is not cheap there
     int flag = 0;
     MPI_Status status;
@@ -259,8 +259,8 @@ class MpiTransport final : public Transport {
       if (incoming_->failed) incoming_.reset();  // its sender is gone; others have more to say
       return {};
     }
-    incoming_.reset();
-    return std::move(*std::exchange(note_, nullptr));
+    const int from = std::exchange(incoming_, nullptr)->other;
+    return ReceivedNote{from, std::move(*std::exchange(note_, nullptr))};
   }
 
   // Where ranks share cores, one that polls keeps from working those it waits for.

@@ -5,30 +5,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 
 namespace treeattn::comm {
 namespace {
-
-std::vector<std::byte> pack(const Note& note) {
-  std::vector<std::byte> bytes(sizeof(Note::Head) + note.lost.size() * sizeof(int));
-  std::memcpy(bytes.data(), &note.head, sizeof(Note::Head));
-  if (!note.lost.empty()) {
-    std::memcpy(bytes.data() + sizeof(Note::Head), note.lost.data(), note.lost.size() * sizeof(int));
-  }
-  return bytes;
-}
-
-Note unpack(const std::vector<std::byte>& bytes) {
-  Note note;
-  std::memcpy(&note.head, bytes.data(), sizeof(Note::Head));
-  note.lost.resize((bytes.size() - sizeof(Note::Head)) / sizeof(int));
-  if (!note.lost.empty()) {
-    std::memcpy(note.lost.data(), bytes.data() + sizeof(Note::Head), note.lost.size() * sizeof(int));
-  }
-  return note;
-}
 
 double seconds_until(Instant end, Instant now) {
   return std::max(0.0, std::chrono::duration<double>(end - now).count());
@@ -195,9 +175,9 @@ void Endpoint::look(int waits_for) {
     family->see_who_is_gone();
     calling = true;
   }
-  while (const auto bytes = transport_->next_note()) {
+  while (const auto note = transport_->next_note()) {
     calling = true;
-    hear(unpack(*bytes), now());
+    hear(parse_note(note->from, transport_->size(), note->bytes), now());
   }
   if (!calling) return;
   for (const auto& weak : families_) {
@@ -218,7 +198,7 @@ void Endpoint::hear(Note note, Instant now) {
 }
 
 void Endpoint::send(int to, const Note& note) {
-  if (!transport_->gone(to)) transport_->send_note(to, pack(note));
+  if (!transport_->gone(to)) transport_->send_note(to, encode(note));
 }
 
 std::shared_ptr<Family> Endpoint::make_family(int context, std::vector<int> members) {

@@ -21,14 +21,13 @@
 #pragma once
 
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "comm/note.h"
 #include "comm/transport.h"
 
 namespace treeattn::comm {
@@ -36,32 +35,11 @@ namespace treeattn::comm {
 using Clock = std::chrono::steady_clock;
 using Instant = Clock::time_point;
 
-// Ascending numbers of ranks.
-using RankSet = std::vector<int>;
 bool contains(const RankSet& set, int rank);
 // Adds `more` to `set`; whether that changed it.
 bool unite(RankSet& set, const RankSet& more);
 // "rank 2" or "ranks 2, 5"
 std::string name_ranks(const RankSet& ranks);
-
-// All ranks in it are the transport's numbers.
-struct Note {
-  enum class Kind : std::int32_t { kHere, kVote, kShrink };
-  struct Head {
-    Kind kind = Kind::kHere;
-    std::int32_t context = 0;  // of the family; of the group for kShrink
-    std::int32_t sender = 0;
-    std::int32_t next_context = 0;
-    std::int32_t waits_for = -1;
-    std::int32_t slow = 0;   // kVote: the lost answered, but too late
-    std::int32_t round = 0;  // kShrink: how many groups were made by shrinking this one before
-    double listen_left = 0;
-    double time_left = 0;  // seconds of the roll call
-  };
-  static_assert(sizeof(Head) == 48, "another layout is another TcpGreeting::kVersion");
-  Head head;
-  RankSet lost;  // kVote, kShrink
-};
 
 class Endpoint;
 

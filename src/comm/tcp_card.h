@@ -5,7 +5,9 @@
 
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace treeattn::comm {
@@ -16,21 +18,28 @@ static_assert(std::endian::native == std::endian::little, "ranks read each other
 struct TcpGreeting {
   static constexpr std::uint32_t kMagic = 0x54726565;  // "Tree"; it was "tree" before there were versions
   // To be raised with every change of what ranks send each other: cards, headers, notes, and the messages of any call.
-  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint32_t kVersion = 2;
 
   std::uint32_t magic = kMagic;
   std::uint32_t version = kVersion;
 };
 
+// A text with zeros behind it.
+using TcpText = std::array<char, 64>;
+
 struct TcpCard {
   TcpGreeting greeting;
+  TcpText job{};  // here in every version from 2 on: a greeting and a job are enough to refuse somebody
   std::int32_t rank = 0;
   std::int32_t size = 0;
-  std::int32_t port = 0;           // that it listens on
-  std::array<char, 64> address{};  // as rank 0 sees it; empty: on the machine of rank 0
-  std::array<char, 64> machine{};
+  std::int32_t port = 0;  // that it listens on
+  TcpText address{};      // as rank 0 sees it; empty: on the machine of rank 0
+  TcpText machine{};
 };
-static_assert(sizeof(TcpCard) == 148, "another layout is another version");
+static_assert(sizeof(TcpCard) == 212, "another layout is another version");
+// What one who refuses another for its job says: so much of its own card.
+inline constexpr std::size_t kTcpRefusalBytes = offsetof(TcpCard, rank);
+static_assert(kTcpRefusalBytes == sizeof(TcpGreeting) + sizeof(TcpText));
 
 // Whether the greeting is that of a rank which would misread what this one sends.
 bool is_of_other_version(const TcpGreeting& greeting);
@@ -40,6 +49,10 @@ bool is_of_other_version(const TcpGreeting& greeting);
 bool is_sound(const TcpCard& card);
 
 // The text and zeros behind it; what is too long is cut.
-void put_text(std::array<char, 64>& field, std::string_view text);
+void put_text(TcpText& field, std::string_view text);
+// The same; of what is too long, and of what a terminal would not show, a checksum of all tells it from others.
+void put_job(TcpText& field, std::string_view job);
+// As it is shown: 'job "a"', or 'no job'. Anybody may have written it.
+std::string name_job(const TcpText& job);
 
 }  // namespace treeattn::comm

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -36,6 +38,18 @@ bool port_is_taken() {
 
 }  // namespace
 
+std::string comm::job_of_launcher() {
+  const auto value_of = [](const char* name) {
+    const char* text = std::getenv(name);
+    return text != nullptr ? std::optional<std::string>(text) : std::nullopt;
+  };
+  if (const auto job = value_of("TREEATTN_JOB")) return *job;
+  // Nothing else is asked under torchrun: the agents that start the workers may each be a step of Slurm.
+  if (const auto run = value_of("TORCHELASTIC_RUN_ID")) return *run == "none" ? std::string() : *run;
+  const auto job = value_of("SLURM_JOB_ID"), step = value_of("SLURM_STEP_ID");
+  return job && step ? *job + "." + *step : std::string();
+}
+
 bool launched_by_tcp() {
   const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
   // One that forgot the port is told so: the processes must not run each by itself.
@@ -51,6 +65,7 @@ std::shared_ptr<Communicator> tcp_communicator(RankOptions options) {
   if (port_is_taken()) place.port += place.port < kMostPort ? 1 : -1;
   const char* address = std::getenv("MASTER_ADDR");
   if (address != nullptr && *address != '\0') place.address = address;
+  place.job = comm::job_of_launcher();
   return tcp_communicator(place, std::move(options));
 }
 

@@ -245,6 +245,14 @@ void require_same_version(const TcpGreeting& greeting, const std::string& who) {
                   who, greeting.version, TcpGreeting::kVersion));
 }
 
+void require_same_job(const TcpCard& card, const TcpCard& mine, const std::string& who) {
+  if (card.job == mine.job) return;
+  throw Unavailable(
+      fmt::format("tcp_communicator: {} is of {}, and this rank of {}; accepted: the same job (TREEATTN_JOB) on all "
+                  "ranks",
+                  who, name_job(card.job), name_job(mine.job)));
+}
+
 // Who has connected, and the card it shows, with the address it comes from.
 struct Caller {
   Socket socket;
@@ -255,12 +263,12 @@ struct Caller {
 // of them are listened to at once.
 class Door {
  public:
-  explicit Door(const Socket& listening) : listening_(listening) {}
+  Door(const Socket& listening, const TcpCard& mine) : listening_(listening), mine_(mine) {}
 
-  // The next one with a card; what is none is sent away. missing: the ranks that are to come, of `size`. Throws
+  // The next one with a card of this job; what is none is sent away. missing: the ranks that are to come. Throws
   // Unavailable when the time is over, and for a card of another version.
-  Caller next(const std::vector<int>& missing, std::size_t size, const Deadline& deadline) {
-    const std::string what = fmt::format("{} of {} did not come", name_ranks(missing), size);
+  Caller next(const std::vector<int>& missing, const Deadline& deadline) {
+    std::string what = absence_of(missing);
     for (;;) {
       const bool room = let_in(missing.size(), deadline, what);
       for (auto knock = knocks_.begin(); knock != knocks_.end();) {
@@ -273,6 +281,10 @@ class Door {
         Knock one = std::move(*knock);
         knock = knocks_.erase(knock);
         if (!there || !is_sound(one.card)) continue;
+        if (!is_of_this_job(one)) {
+          what = absence_of(missing);
+          continue;
+        }
         put_text(one.card.address, one.address);
         return {std::move(one.socket), one.card};
       }
@@ -328,8 +340,25 @@ class Door {
   static void answer_other_version(const Knock& knock) {
     const TcpGreeting mine;
     if (is_of_other_version(knock.card.greeting)) ::send(knock.socket.fd(), &mine, sizeof mine, MSG_NOSIGNAL);
-    require_same_version(knock.card.greeting,
-                         knock.address.empty() ? "a rank of this machine" : "a rank at " + knock.address);
+    require_same_version(knock.card.greeting, "a rank " + place_of(knock));
+  }
+
+  // One that another run has left must not end this one: it is told, and named only where ranks do not come.
+  bool is_of_this_job(const Knock& knock) {
+    if (knock.card.job == mine_.job) return true;
+    ::send(knock.socket.fd(), &mine_, kTcpRefusalBytes, MSG_NOSIGNAL);
+    refused_ =
+        fmt::format(" (rank {} {} did, of {}, and this is {}; accepted: the same job (TREEATTN_JOB) on all ranks)",
+                    knock.card.rank, place_of(knock), name_job(knock.card.job), name_job(mine_.job));
+    return false;
+  }
+
+  std::string absence_of(const std::vector<int>& missing) const {
+    return fmt::format("{} of {} did not come{}", name_ranks(missing), mine_.size, refused_);
+  }
+
+  static std::string place_of(const Knock& knock) {
+    return knock.address.empty() ? "of this machine" : "at " + knock.address;
   }
 
   void wait(const Deadline& deadline, const std::string& what) const {
@@ -339,6 +368,8 @@ class Door {
   }
 
   const Socket& listening_;
+  const TcpCard& mine_;
+  std::string refused_;      // the last one of another job
   std::list<Knock> knocks_;  // there may be thousands, and any of them goes first
 };
 
@@ -365,9 +396,9 @@ std::vector<TcpCard> collect(const Socket& listening, const TcpCard& mine, const
   std::vector<TcpCard> cards(size);
   std::vector<Socket> others(size);
   cards[0] = mine;
-  Door door(listening);
+  Door door(listening, mine);
   for (std::vector<int> missing; !(missing = missing_of(others, 1)).empty();) {
-    auto [socket, card] = door.next(missing, size, deadline);
+    auto [socket, card] = door.next(missing, deadline);
     require(card.size == mine.size && card.rank > 0 && card.rank < mine.size,
             "a rank {} of {} came to a group of {}; accepted: ranks 1 to {} of that size", card.rank, card.size,
             mine.size, mine.size - 1);
@@ -395,11 +426,20 @@ std::vector<TcpCard> report(const TcpPlace& place, const TcpCard& mine, const De
     throw Unavailable("tcp_communicator: rank 0 has gone before all ranks had come");
   };
   const auto table = std::as_writable_bytes(std::span(cards));
+  const std::string rank0 = fmt::format("rank 0 at {}:{}", place.address, place.port);
   receive(table.first(sizeof(TcpGreeting)));
-  require_same_version(cards[0].greeting, fmt::format("rank 0 at {}:{}", place.address, place.port));
-  receive(table.subspan(sizeof(TcpGreeting)));
-  if (!std::all_of(cards.begin(), cards.end(), is_sound)) {
-    throw Unavailable(fmt::format("tcp_communicator: {}:{} sent what is no table of ranks", place.address, place.port));
+  require_same_version(cards[0].greeting, rank0);
+  receive(table.first(kTcpRefusalBytes).subspan(sizeof(TcpGreeting)));
+  if (cards[0].greeting.magic == TcpGreeting::kMagic) require_same_job(cards[0], mine, rank0);
+  receive(table.subspan(kTcpRefusalBytes));
+  for (std::size_t r = 0; r < cards.size(); ++r) {
+    const bool fits = is_sound(cards[r]) && cards[r].rank == static_cast<int>(r) && cards[r].size == mine.size &&
+                      cards[r].job == mine.job;
+    if (fits) continue;
+    throw Unavailable(fmt::format(
+        "tcp_communicator: {}:{} sent what is no table of ranks, at rank {}; accepted: one card for each of "
+        "{} ranks",
+        place.address, place.port, r, mine.size));
   }
   return cards;
 }
@@ -456,6 +496,7 @@ TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {
   mine.rank = place.rank;
   mine.size = place.size;
   mine.port = port_of(listening);
+  put_job(mine.job, place.job);
   put_text(mine.machine, mesh.machine.front());
   const std::vector<TcpCard> cards =
       place.rank == 0 ? collect(listen_on(place.port), mine, deadline) : report(place, mine, deadline);
@@ -469,11 +510,11 @@ TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {
     send_all(socket.fd(), bytes_of(card), deadline, "greeting");
     mesh.sockets[static_cast<std::size_t>(r)] = std::move(socket);
   }
-  Door door(listening);
+  Door door(listening, mine);
   const std::size_t first = static_cast<std::size_t>(place.rank) + 1;
   for (std::vector<int> missing; !(missing = missing_of(mesh.sockets, first)).empty();) {
-    auto [socket, card] = door.next(missing, size, deadline);
-    if (card.rank <= place.rank || card.rank >= place.size) continue;
+    auto [socket, card] = door.next(missing, deadline);
+    if (card.rank <= place.rank || card.rank >= place.size || card.size != place.size) continue;
     if (mesh.sockets[static_cast<std::size_t>(card.rank)].open()) continue;
     mesh.sockets[static_cast<std::size_t>(card.rank)] = std::move(socket);
   }

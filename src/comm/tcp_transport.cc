@@ -11,10 +11,12 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <new>
 #include <utility>
 
 #include "comm/group.h"
+#include "comm/tcp_header.h"
 #include "comm/tcp_mesh.h"
 #include "comm/topology.h"
 #include "comm/transport.h"
@@ -24,16 +26,10 @@
 namespace treeattn::comm {
 namespace {
 
-// Before every message on the wire; a note has tag kNote.
-struct Header {
-  std::int32_t tag = 0;
-  std::uint32_t given_up = 0;  // 1: before it had begun. It keeps its place, so that nothing sent later is taken for it
-  std::uint64_t bytes = 0;
-};
-static_assert(sizeof(Header) == 16, "another layout is another TcpGreeting::kVersion");
-constexpr std::int32_t kNote = -1;
 // Smaller ones are copied when they are sent, and done.
 constexpr std::size_t kCopyUpTo = std::size_t{64} << 10;
+// Room that is made for a message nobody has asked for because its header says so. Beyond that, as much as has come.
+constexpr std::size_t kBelievedBytes = std::size_t{16} << 20;
 // How often a waiting rank polls without sleeping, and how long it then sleeps at most.
 constexpr int kPolls = 64;
 constexpr int kNapMilliseconds = 5;
@@ -53,7 +49,7 @@ struct TcpReceive final : Operation {
 
 // A message on its way out. `copy` is used where the sender's memory may go before it is sent.
 struct Outgoing {
-  Header header;
+  TcpHeader header;
   std::span<const std::byte> data;
   std::vector<std::byte> copy;
   std::shared_ptr<TcpSend> operation;  // null: a note, or copied
@@ -75,7 +71,7 @@ struct Peer {
   bool gone = false;
 
   // The message that is coming in.
-  Header header;
+  TcpHeader header;
   std::size_t header_bytes = 0;   // of it, that are here
   std::size_t data_bytes = 0;     // of its content
   TcpReceive* receive = nullptr;  // where the content goes; null: to `content`
@@ -103,10 +99,10 @@ class TcpTransport final : public Transport {
       return std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return !p.gone && !p.out.empty(); });
     };
     while (waiting() && !broken_ && Clock::now() < end) {
-      move_all();
+      move_all_quietly();
       wait(1);
     }
-    move_all();  // a connection closed with unread bytes would take back what the other side has not read yet
+    move_all_quietly();  // a connection closed with unread bytes would take back what the other side has not read yet
   }
 
   std::string_view name() const override { return "tcp"; }
@@ -188,18 +184,18 @@ class TcpTransport final : public Transport {
   }
 
   void send_note(int to, std::vector<std::byte> note) override {
-    if (to == rank_) return notes_.push_back(std::move(note));
+    if (to == rank_) return notes_.push_back({rank_, std::move(note)});
     Outgoing message;
-    message.header = {kNote, 0, note.size()};
+    message.header = {TcpHeader::kNote, 0, note.size()};
     message.copy = std::move(note);
     message.data = message.copy;
     push(to, std::move(message));
   }
 
-  std::optional<std::vector<std::byte>> next_note() override {
+  std::optional<ReceivedNote> next_note() override {
     if (notes_.empty()) move_all();
     if (notes_.empty()) return {};
-    std::vector<std::byte> note = std::move(notes_.front());
+    ReceivedNote note = std::move(notes_.front());
     notes_.pop_front();
     return note;
   }
@@ -258,6 +254,14 @@ class TcpTransport final : public Transport {
     }
   }
 
+  // For the destructor. What another rank has sent, or that there is no memory for it, ends no process.
+  void move_all_quietly() {
+    try {
+      move_all();
+    } catch (const std::exception&) {
+    }
+  }
+
   void wait(int milliseconds) {
     std::vector<pollfd> entries;
     for (const Peer& peer : peers_) {
@@ -304,12 +308,13 @@ class TcpTransport final : public Transport {
 
   void read_from(Peer& peer, int from) {
     for (;;) {
-      if (peer.header_bytes < sizeof(Header)) {
+      if (peer.header_bytes < sizeof(TcpHeader)) {
         auto head = std::as_writable_bytes(std::span(&peer.header, 1)).subspan(peer.header_bytes);
         const std::size_t got = take(peer, head);
         if (got == 0) return;
         peer.header_bytes += got;
-        if (peer.header_bytes < sizeof(Header)) return;
+        if (peer.header_bytes < sizeof(TcpHeader)) return;
+        check_or_lose(peer, from);
         begin_content(peer, from);
       }
       while (peer.data_bytes < peer.header.bytes) {
@@ -321,11 +326,24 @@ class TcpTransport final : public Transport {
     }
   }
 
+  // Where the next message begins after one that nobody sends, nobody knows.
+  static void check_or_lose(Peer& peer, int from) {
+    try {
+      check_header(from, peer.header);
+    } catch (const Error&) {
+      lose(peer);
+      throw;
+    }
+  }
+
   std::span<std::byte> room_for_next(Peer& peer) {
     const std::size_t left = peer.header.bytes - peer.data_bytes;
     if (peer.header.tag == kDropped) return std::span(dropped_).first(std::min(left, dropped_.size()));
-    const auto to = peer.receive != nullptr ? peer.receive->data : std::span(peer.content);
-    return to.subspan(peer.data_bytes);
+    if (peer.receive != nullptr) return peer.receive->data.subspan(peer.data_bytes);
+    if (peer.data_bytes == peer.content.size()) {
+      peer.content.resize(peer.data_bytes + std::min(left, std::max(peer.data_bytes, kBelievedBytes)));
+    }
+    return std::span(peer.content).subspan(peer.data_bytes);
   }
 
   // Bytes that are there already; 0 for none, or none ever again.
@@ -336,17 +354,19 @@ class TcpTransport final : public Transport {
     return 0;
   }
 
-  // Straight to where it is wanted, if that is known and the size is right.
+  // Straight to where it is wanted, if that is known; nowhere, if the size is wrong there.
   void begin_content(Peer& peer, int from) {
     peer.data_bytes = 0;
     peer.receive = nullptr;
     const auto found = find_posted(from, peer.header.tag);
-    const bool fits = found != posted_.end() && (*found)->data.size() == peer.header.bytes;
-    if (fits && peer.header.given_up == 0) {
-      peer.receive = *found;
-      posted_.erase(found);
+    if (found == posted_.end() || peer.header.given_up != 0) return;
+    TcpReceive& receiving = **found;
+    posted_.erase(found);
+    if (receiving.data.size() == peer.header.bytes) {
+      peer.receive = &receiving;
     } else {
-      peer.content.resize(peer.header.bytes);
+      refuse_size(receiving, peer.header.bytes);
+      peer.header.tag = kDropped;
     }
   }
 
@@ -354,8 +374,8 @@ class TcpTransport final : public Transport {
     peer.header_bytes = 0;
     if (peer.receive != nullptr) {
       std::exchange(peer.receive, nullptr)->done = true;
-    } else if (peer.header.tag == kNote) {
-      notes_.push_back(std::move(peer.content));
+    } else if (peer.header.tag == TcpHeader::kNote) {
+      notes_.push_back({from, std::move(peer.content)});
     } else if (peer.header.tag != kDropped) {
       deliver(peer, from, {peer.header.tag, peer.header.given_up != 0, std::move(peer.content)});
     }
@@ -381,10 +401,14 @@ class TcpTransport final : public Transport {
   static void hand_over(TcpReceive& receiving, const Unasked& message) {
     if (message.given_up) return;
     const std::vector<std::byte>& data = message.data;
-    receiving.came = data.size();
-    receiving.wrong_size = data.size() != receiving.data.size();
-    if (!receiving.wrong_size && !data.empty()) std::memcpy(receiving.data.data(), data.data(), data.size());
+    if (data.size() != receiving.data.size()) return refuse_size(receiving, data.size());
+    if (!data.empty()) std::memcpy(receiving.data.data(), data.data(), data.size());
     receiving.done = true;
+  }
+
+  static void refuse_size(TcpReceive& receiving, std::size_t came) {
+    receiving.wrong_size = true;
+    receiving.came = came;
   }
 
   const int rank_;
@@ -392,7 +416,7 @@ class TcpTransport final : public Transport {
   std::vector<Peer> peers_;  // [size]
   std::vector<int> nodes_;
   std::vector<TcpReceive*> posted_;  // not done and not coming in, as they were asked for
-  std::deque<std::vector<std::byte>> notes_;
+  std::deque<ReceivedNote> notes_;
   bool broken_ = false;
   std::array<std::byte, kCopyUpTo> dropped_;  // what nobody wants, one piece over the other
 };

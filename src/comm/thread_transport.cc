@@ -109,10 +109,10 @@ class ThreadTransport final : public Transport {
   }
 
   void send_note(int to, std::vector<std::byte> note) override {
-    hub_->deliver(to, [&](Inbox& inbox) { inbox.notes.push_back(std::move(note)); });
+    hub_->deliver(to, [&](Inbox& inbox) { inbox.notes.push_back({rank_, std::move(note)}); });
   }
 
-  std::optional<std::vector<std::byte>> next_note() override {
+  std::optional<ReceivedNote> next_note() override {
     const std::uint64_t events = inbox_.events.load(std::memory_order_acquire);
     if (events == notes_looked_at_) return {};
     const std::lock_guard lock(inbox_.mutex);
@@ -120,7 +120,7 @@ class ThreadTransport final : public Transport {
       notes_looked_at_ = events;
       return {};
     }
-    std::vector<std::byte> note = std::move(inbox_.notes.front());
+    ReceivedNote note = std::move(inbox_.notes.front());
     inbox_.notes.pop_front();
     return note;
   }

@@ -23,7 +23,7 @@ struct Inbox {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<std::shared_ptr<ThreadMessage>> messages;  // as they came
-  std::deque<std::vector<std::byte>> notes;
+  std::deque<ReceivedNote> notes;
   bool asleep = false;
   // Goes up with everything that may let the rank go on. Written with the mutex held.
   std::atomic<std::uint64_t> events{0};

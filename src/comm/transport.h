@@ -24,6 +24,12 @@ struct Operation {
   int peer = -1;
 };
 
+// From whom it is, the transport knows; what it says, nobody has looked at yet.
+struct ReceivedNote {
+  int from = 0;
+  std::vector<std::byte> bytes;
+};
+
 // One rank's end of it. Not thread-safe.
 class Transport {
  public:
@@ -40,16 +46,17 @@ class Transport {
   virtual std::shared_ptr<Operation> receive(int from, int tag, std::span<std::byte> data,
                                              std::shared_ptr<const void> owner) = 0;
   // Moves messages along, without waiting; true when this one is done. Throws Error when the sizes of a send and its
-  // receive differ.
+  // receive differ, and when a rank has sent what none sends: that one is gone from then on.
   virtual bool test(Operation& operation) = 0;
   // Gives a message up: the transport keeps what it needs of it until that is safe. It may arrive or not; nothing sent
   // later is taken for it.
   virtual void abandon(std::shared_ptr<Operation> operation) = 0;
 
   // Notes: short, apart from all tags, sent and forgotten, read in the order they came from whoever sent them. Notes of
-  // one rank stay in order.
+  // one rank stay in order. next_note() throws Error as test() does.
+  static constexpr std::size_t kMaxNoteBytes = std::size_t{1} << 20;
   virtual void send_note(int to, std::vector<std::byte> note) = 0;
-  virtual std::optional<std::vector<std::byte>> next_note() = 0;
+  virtual std::optional<ReceivedNote> next_note() = 0;
 
   // Waits a moment in the way that suits the transport: until something may have changed. `idle` counts the calls in a
   // row that found nothing, so that a long wait can sleep.

@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "base/sent.h"
 #include "model/llama.h"
 #include "parallel/agree.h"
 #include "treeattn/error.h"
@@ -33,16 +34,42 @@ std::vector<TokenRange> united(std::vector<TokenRange> ranges) {
   return out;
 }
 
-// Collective. The lists of all ranks, one after the other.
-std::vector<TokenRange> gathered_lists(Communicator& communicator, const std::vector<TokenRange>& mine) {
+// What there is of the ranges, where the sequences are so long.
+void cut_to(const std::map<SequenceId, Transcript>& transcripts, std::vector<TokenRange>& ranges) {
+  for (TokenRange& range : ranges) {
+    const auto found = transcripts.find(range.sequence);
+    const std::int64_t length = found == transcripts.end() ? 0 : found->second.length();
+    range.count = std::max<std::int64_t>(0, std::min(range.first + range.count, length) - range.first);
+  }
+}
+
+// Collective. The lists of all ranks, one after the other, each cut to the transcripts and united before.
+std::vector<TokenRange> gathered_lists(Communicator& communicator, const std::map<SequenceId, Transcript>& transcripts,
+                                       const std::vector<TokenRange>& mine) {
+  std::uint64_t tokens = 0;
+  for (const auto& [id, transcript] : transcripts) tokens += static_cast<std::uint64_t>(transcript.length());
   const std::vector<std::uint64_t> counts = parallel::gathered<std::uint64_t>(communicator, mine.size());
+  for (std::size_t r = 0; r < counts.size(); ++r) {
+    base::require_sent(counts[r] <= tokens, static_cast<int>(r), "{} missing pieces of {} tokens; accepted: up to {}",
+                       counts[r], tokens, tokens);
+  }
   const std::size_t longest = *std::max_element(counts.begin(), counts.end());
   if (longest == 0) return {};
   std::vector<TokenRange> padded = mine;
   padded.resize(longest);
   std::vector<TokenRange> all(longest * counts.size());
   communicator.allgather(std::as_bytes(std::span(padded)), std::as_writable_bytes(std::span(all)));
-  return all;  // padding has no tokens
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i] == TokenRange()) continue;  // padding
+    const auto found = transcripts.find(all[i].sequence);
+    const std::int64_t length = found == transcripts.end() ? 0 : found->second.length();
+    const bool there =
+        all[i].first >= 0 && all[i].count > 0 && all[i].first < length && all[i].count <= length - all[i].first;
+    base::require_sent(there, static_cast<int>(i / longest),
+                       "{} tokens from {} of sequence {} as missing; accepted: within its {} tokens", all[i].count,
+                       all[i].first, all[i].sequence, length);
+  }
+  return all;
 }
 
 }  // namespace
@@ -56,7 +83,9 @@ void Llama::recover(const TokenProgress& progress) {
       missing_.insert(missing_.end(), lost.begin(), lost.end());
       change_attention(options_.attention);
       agree_on_lengths();
-      missing_ = united(gathered_lists(*group, missing_));
+      cut_to(transcripts_, missing_);
+      missing_ = united(std::move(missing_));
+      missing_ = united(gathered_lists(*group, transcripts_, missing_));
       compute_missing(progress);
       return;
     } catch (const LostRanks&) {
@@ -75,8 +104,12 @@ void Llama::agree_on_lengths() {
   for (const SequenceId id : cache_.sequences()) {
     Transcript& transcript = transcripts_[id];
     std::int64_t length = std::min(transcript.length(), cache_.length(id));
-    parallel::combine_over_ranks(*communicator(), std::span(&length, 1),
-                                 [](std::int64_t a, std::int64_t b) { return std::min(a, b); });
+    const std::vector<std::int64_t> all = parallel::gathered(*communicator(), length);
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      base::require_sent(all[r] >= 0, static_cast<int>(r), "{} as the length of sequence {}; accepted: 0 or more",
+                         all[r], id);
+      length = std::min(length, all[r]);
+    }
     transcript.truncate(length);
     cache_.truncate(id, length);
     kept[id] = std::move(transcript);
@@ -87,12 +120,8 @@ void Llama::agree_on_lengths() {
 void Llama::compute_missing(const TokenProgress& progress) {
   recovering_ = true;
   std::int64_t total = 0, done = 0;
-  for (TokenRange& range : missing_) {
-    const auto found = transcripts_.find(range.sequence);
-    const std::int64_t length = found == transcripts_.end() ? 0 : found->second.length();
-    range.count = std::max<std::int64_t>(0, std::min(range.first + range.count, length) - range.first);
-    total += range.count;
-  }
+  cut_to(transcripts_, missing_);
+  for (const TokenRange& range : missing_) total += range.count;
   const std::int64_t chunk = options_.order.chunk_tokens;
   const std::int64_t piece = options_.chunks_per_piece * chunk;
   while (!missing_.empty()) {

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/checksum.h"
 #include "base/counting.h"
+#include "base/sent.h"
 #include "base/timing.h"
 #include "model/agreement.h"
 #include "model/sampler.h"
@@ -276,6 +277,11 @@ void Session::get_in_step(Call& call) {
   std::vector<int> left;
   for (const Place& place : parallel::gathered(*llama_->communicator(), Place{calls_, known, number_})) {
     if (place.calls != calls_) throw Error("a rank was lost between two prompts: not all ranks have the last one");
+    const auto rank = static_cast<int>(left.size());
+    base::require_sent(place.known >= 0, rank, "{} as the tokens it knows; accepted: 0 or more", place.known);
+    base::require_sent(
+        std::ranges::binary_search(members_, place.number) && (left.empty() || place.number > left.back()), rank,
+        "{} as its first number; accepted: those of the ranks that are left, ascending", place.number);
     known = std::min(known, place.known);
     left.push_back(static_cast<int>(place.number));
   }

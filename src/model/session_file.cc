@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/byte_reader.h"
 #include "base/check.h"
 #include "base/checksum.h"
 #include "base/file.h"
@@ -47,27 +48,19 @@ class Reader {
 
   template <class T>
   T take() {
-    T value;
-    std::memcpy(&value, next(sizeof(T)).data(), sizeof(T));
+    T value{};
+    base::require(left_.take(value), "ends in the middle");
     return value;
   }
   std::vector<std::int32_t> take_tokens(std::uint64_t count) {
-    base::require(count <= left_.size() / sizeof(std::int32_t), "says {} tokens and ends before them", count);
-    std::vector<std::int32_t> out(static_cast<std::size_t>(count));
-    const std::span<const std::byte> bytes = next(out.size() * sizeof(std::int32_t));
-    if (!out.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
+    std::vector<std::int32_t> out;
+    base::require(left_.take(out, count), "says {} tokens and ends before them", count);
     return out;
   }
-  bool empty() const { return left_.empty(); }
+  bool empty() const { return left_.left().empty(); }
 
  private:
-  std::span<const std::byte> next(std::size_t count) {
-    base::require(count <= left_.size(), "ends in the middle");
-    const std::span<const std::byte> out = left_.first(count);
-    left_ = left_.subspan(count);
-    return out;
-  }
-  std::span<const std::byte> left_;
+  base::ByteReader left_;
 };
 
 Transcript take_transcript(Reader& reader) {

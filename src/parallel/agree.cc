@@ -14,13 +14,37 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/sent.h"
 #include "comm/roll_call.h"
 #include "treeattn/error.h"
 
 namespace treeattn::parallel {
 
+void share(Communicator& communicator, std::vector<std::byte>& bytes, int root) {
+  constexpr std::uint64_t kAtOnce = std::uint64_t{16} << 20;
+  std::uint64_t size = bytes.size();
+  communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), root);
+  if (communicator.rank() != root) bytes.clear();
+  for (std::uint64_t done = 0; done < size;) {
+    const auto count = static_cast<std::size_t>(std::min(size - done, kAtOnce));
+    if (communicator.rank() != root) bytes.resize(bytes.size() + count);
+    communicator.broadcast(std::span(bytes).subspan(static_cast<std::size_t>(done), count), root);
+    done += count;
+  }
+}
+
+std::string text_of(int rank, std::span<const char> field) {
+  const auto end = std::find(field.begin(), field.end(), '\0');
+  base::require_sent(end != field.end(), rank, "a text of {} bytes without an end; accepted: a zero behind it",
+                     field.size());
+  return {field.begin(), end};
+}
+
 std::optional<int> first_failed(Communicator& communicator, bool failed) {
   const std::vector<std::uint8_t> all = gathered<std::uint8_t>(communicator, failed ? 1 : 0);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    base::require_sent(all[r] <= 1, static_cast<int>(r), "{} for whether it has failed; accepted: 0 or 1", all[r]);
+  }
   const auto first = std::find(all.begin(), all.end(), 1);
   return first == all.end() ? std::nullopt : std::optional(static_cast<int>(first - all.begin()));
 }
@@ -31,7 +55,7 @@ std::string failure_of_any(Communicator& communicator, const std::string& failur
   std::array<char, 1024> text{};  // zero at the end
   if (communicator.rank() == *root) std::memcpy(text.data(), failure.data(), std::min(failure.size(), text.size() - 1));
   communicator.broadcast(std::as_writable_bytes(std::span(text)), *root);
-  return failure.empty() ? fmt::format("rank {}: {}", *root, text.data()) : failure;
+  return failure.empty() ? fmt::format("rank {}: {}", *root, text_of(*root, text)) : failure;
 }
 
 void throw_if_any_failed(Communicator& communicator, const std::string& failure) {

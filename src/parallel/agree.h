@@ -46,6 +46,12 @@ T largest_of_ranks(Communicator& communicator, T value) {
   return value;
 }
 
+// Collective. What rank `root` has, on every rank. How much that is, it says: room is made for what has come.
+void share(Communicator& communicator, std::vector<std::byte>& bytes, int root);
+
+// The text in a field that `rank` has filled, up to the zero behind it. Throws Error where there is none.
+std::string text_of(int rank, std::span<const char> field);
+
 // What body() throws, as text; empty when it does not. For work of this rank alone: body must not communicate.
 template <class Body>
 std::string failure_of(const Body& body) {

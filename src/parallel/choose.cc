@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/sent.h"
 #include "base/timing.h"
 #include "parallel/agree.h"
 #include "parallel/tree_attention.h"
@@ -53,10 +54,14 @@ plan::Link measure_link(Communicator& comm, int a, int b) {
   for (;; bytes *= 4) {
     double time = half_round_trip(comm, a, b, bytes, 5);
     comm.broadcast(std::as_writable_bytes(std::span(&time, 1)), a);
+    base::require_sent(std::isfinite(time) && time >= 0, a, "{} s for a message; accepted: 0 or more, finite", time);
     link.bytes_per_s = static_cast<double>(bytes) / std::max(time - link.latency_s, time / 100);
     if (bytes >= kMost || time >= kLongEnough) break;
   }
   comm.broadcast(std::as_writable_bytes(std::span(&link, 1)), a);
+  base::require_sent(std::isfinite(link.latency_s) && link.latency_s >= 0 && link.bytes_per_s > 0, a,
+                     "a link of {} s and {} bytes/s; accepted: 0 or more, and more than 0", link.latency_s,
+                     link.bytes_per_s);
   return link;
 }
 

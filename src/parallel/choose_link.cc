@@ -19,9 +19,9 @@ DeviceLink fastest_link(Communicator& communicator, const kernels::cuda::RankDev
   if (communicator.size() == 1 || !on_one_machine(communicator)) return DeviceLink::kHost;
   constexpr std::int64_t kNone = -1;
   std::vector<std::int64_t> slots = gathered(communicator, device != nullptr ? device->slot() : kNone);
-  std::ranges::sort(slots);
-  if (slots.front() == kNone) return DeviceLink::kHost;
+  if (std::ranges::count(slots, kNone) > 0) return DeviceLink::kHost;
   if (share_one_gpu(communicator, device->gpu())) return DeviceLink::kPeer;
+  std::ranges::sort(slots);
   if (std::ranges::adjacent_find(slots) != slots.end()) return DeviceLink::kHost;
   std::unique_ptr<LentMemory> lent;
   const std::string failure =

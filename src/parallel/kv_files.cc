@@ -19,6 +19,7 @@
 #include "base/checksum.h"
 #include "base/counting.h"
 #include "base/file.h"
+#include "base/sent.h"
 #include "base/timing.h"
 #include "parallel/agree.h"
 #include "parallel/kv_format.h"
@@ -190,10 +191,7 @@ Manifest manifest_of(Communicator& communicator, const fs::path& directory) {
                         bytes = base::read_bytes(path);
                         parsed_manifest(path, bytes);
                       }));
-  std::uint64_t size = bytes.size();
-  communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
-  bytes.resize(size);
-  communicator.broadcast(bytes, 0);
+  share(communicator, bytes, 0);
   return parsed_manifest(path, bytes);
 }
 
@@ -252,6 +250,7 @@ DirectoryTurn::DirectoryTurn(Communicator& communicator, const fs::path& directo
       answer = base::seconds_since(start) > kPatience ? Answer::kTooLong : Answer::kBusy;
     }
     communicator.broadcast(std::as_writable_bytes(std::span(&answer, 1)), 0);
+    base::require_sent(answer <= Answer::kTooLong, 0, "answer {}; accepted: 0 to 2", static_cast<int>(answer));
     if (answer == Answer::kOurs) break;
     if (answer == Answer::kTooLong) base::throw_bad_file(directory, "somebody else is writing there");
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -277,17 +276,13 @@ void save(const KvStore& store, const fs::path& directory, const DirectoryTurn* 
                           // What others wrote elsewhere (another machine's disk) would be missed only when it is read.
                           const std::vector<int> all_leaves = base::counting(store.config().order.branches);
                           check_branch_sizes(manifest, directory, all_leaves);
-                          File draft = File::create(directory / kManifestDraft);
-                          draft.write(encode(manifest));
-                          draft.finish();
-                          std::error_code error;
-                          fs::rename(directory / kManifestDraft, directory / kManifestName, error);
-                          if (error)
-                            base::throw_bad_file(directory / kManifestName, "cannot rename: " + error.message());
+                          const fs::path draft = directory / kManifestDraft;
+                          base::Replacement file(directory / kManifestName, draft, draft);
+                          file.write(encode(manifest));
+                          file.finish();
                         }));
   } catch (const BadFile&) {
     std::error_code ignored;
-    if (first) fs::remove(directory / kManifestDraft, ignored);
     for (const int leaf : store.shares().leaves_of(communicator.rank())) {
       const int branch = plan::branch_of_leaf(store.config().order, leaf);
       fs::remove(branch_file(directory, branch, manifest.generation), ignored);

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "base/byte_reader.h"
 #include "base/checksum.h"
 #include "treeattn/error.h"
 
@@ -53,35 +54,34 @@ class Writer {
 class Reader {
  public:
   Reader(std::span<const std::byte> bytes, std::string_view magic) : rest_(bytes) {
-    accept(rest_.size() >= magic.size() && std::memcmp(rest_.data(), magic.data(), magic.size()) == 0,
+    std::vector<char> begin;
+    accept(rest_.take(begin, magic.size()) && std::string_view(begin.data(), begin.size()) == magic,
            "does not begin with \"{}\"", magic);
-    rest_ = rest_.subspan(magic.size());
     const auto version = get<std::uint32_t>();
     accept(version == kFormatVersion, "version {}; accepted: {}", version, kFormatVersion);
-    accept(rest_.size() >= kChecksumBytes, "ends too early");
-    rest_ = rest_.first(rest_.size() - kChecksumBytes);
+    accept(rest_.left().size() >= kChecksumBytes, "ends too early");
+    rest_ = base::ByteReader(rest_.left().first(rest_.left().size() - kChecksumBytes));
     const std::uint32_t stored = last_checksum(bytes);
     const std::uint32_t computed = base::crc32c(bytes.first(bytes.size() - kChecksumBytes));
     accept(stored == computed, "damaged: checksum {:08x}, should be {:08x}", computed, stored);
   }
   template <class T>
   T get() {
-    accept(rest_.size() >= sizeof(T), "ends too early");
     T value{};
-    std::memcpy(&value, rest_.data(), sizeof value);
-    rest_ = rest_.subspan(sizeof value);
+    accept(rest_.take(value), "ends too early");
     return value;
   }
   // How many records follow: no more than there are bytes for, and nothing after them.
   std::size_t count(std::size_t record_bytes) {
     const auto records = get<std::uint64_t>();
-    accept(rest_.size() % record_bytes == 0 && records == rest_.size() / record_bytes,
-           "announces {} records of {} bytes and has {} bytes for them", records, record_bytes, rest_.size());
+    const std::size_t left = rest_.left().size();
+    accept(left % record_bytes == 0 && records == left / record_bytes,
+           "announces {} records of {} bytes and has {} bytes for them", records, record_bytes, left);
     return static_cast<std::size_t>(records);
   }
 
  private:
-  std::span<const std::byte> rest_;
+  base::ByteReader rest_;
 };
 
 DType checked_type(std::uint8_t type) {

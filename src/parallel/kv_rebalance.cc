@@ -9,11 +9,13 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <string>
 #include <utility>
 
 #include "base/buffer.h"
 #include "base/check.h"
 #include "base/round_up.h"
+#include "base/sent.h"
 #include "parallel/agree.h"
 #include "parallel/kv_format.h"
 #include "parallel/kv_store.h"
@@ -185,7 +187,9 @@ void receive_leaf(Communicator& communicator, KvStore& store, int leaf, int from
   communicator.wait(head);
   for (std::size_t i = 0; i < chunks.size(); ++i) chunks[i].page = (*numbers)[i];
 
-  const Layout layout{store.pool(), tokens_of_pages(chunks)};
+  Layout layout{store.pool(), {}};
+  const std::string wrong = failure_of([&] { layout.tokens = tokens_of_pages(chunks); });
+  base::require_sent(wrong.empty(), from, "pages of leaf {} that cannot be: {}", leaf, wrong);
   TakenPages taken(store.pool(), layout.tokens.size());
   Window window(communicator);
   for (std::size_t i = 0, posted = 0; i < layout.messages(); ++i) {
@@ -258,16 +262,23 @@ void KvStore::rebalance(plan::Shares shares) { redistribute(*communicator_, std:
 // A loss can reach one rank while it reduces and another when it has begun the next step: they are at most some calls
 // apart, and what all of them have is common ground.
 void KvStore::cut_to_common(Communicator& communicator) {
-  const auto least_of_all = [&](std::span<std::int64_t> values) {
-    combine_over_ranks(communicator, values, [](std::int64_t a, std::int64_t b) { return std::min(a, b); });
-  };
   constexpr std::int64_t kDropped = -1;
-  least_of_all({&next_, 1});
+  const std::vector<std::int64_t> all = gathered(communicator, next_);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    base::require_sent(all[r] >= 0, static_cast<int>(r), "{} as its next sequence; accepted: 0 or more", all[r]);
+    next_ = std::min(next_, all[r]);
+  }
   std::vector<std::int64_t> lengths(static_cast<std::size_t>(next_), kDropped);
   for (const SequenceId id : sequences()) {
     if (id < next_) lengths[static_cast<std::size_t>(id)] = length(id);
   }
-  least_of_all(lengths);
+  combine_over_ranks(communicator, std::span(lengths), [](std::int64_t a, std::int64_t b) { return std::min(a, b); });
+  for (const std::int64_t length : lengths) {
+    if (length < kDropped) {
+      throw Error(fmt::format("a rank sent {} as the length of a sequence; accepted: 0 or more, {} where it has none",
+                              length, kDropped));
+    }
+  }
   for (const SequenceId id : sequences()) {
     const std::int64_t common = id < next_ ? lengths[static_cast<std::size_t>(id)] : kDropped;
     common == kDropped ? drop(id) : truncate(id, common);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/sent.h"
 #include "base/this_process.h"
 #include "parallel/agree.h"
 #include "treeattn/error.h"
@@ -20,6 +21,10 @@ bool on_one_machine(const Communicator& communicator) {
   return communicator.transport() == "threads" || communicator.nodes() == 1;
 }
 
+bool may_share_memory(const Communicator& communicator) {
+  return communicator.transport() == "threads" || communicator.size() == 1;
+}
+
 bool share_one_gpu(Communicator& communicator, int gpu) {
   struct Seat {
     std::uint64_t process = 0;
@@ -28,7 +33,8 @@ bool share_one_gpu(Communicator& communicator, int gpu) {
   };
   const Seat mine{base::this_process(), gpu};
   const std::vector<Seat> seats = gathered(communicator, mine);
-  return std::all_of(seats.begin(), seats.end(), [&](const Seat& seat) { return seat == mine; });
+  return may_share_memory(communicator) &&
+         std::all_of(seats.begin(), seats.end(), [&](const Seat& seat) { return seat == mine; });
 }
 
 bool share_a_process(Communicator& communicator) {
@@ -47,6 +53,10 @@ bool connect_together(Communicator& communicator, LentMemory* mine, const std::s
   const std::vector<LentMemory::Address> all =
       gathered(communicator, mine != nullptr ? mine->address() : LentMemory::Address{});
   require_reached(communicator, failure);
+  for (int r = 0; r < communicator.size() && !may_share_memory(communicator); ++r) {
+    base::require_sent(r == communicator.rank() || !LentMemory::is_of_this_process(all[static_cast<std::size_t>(r)]), r,
+                       "memory of another process than its own; accepted: what it has to lend");
+  }
   const std::string not_reached = failure_of([&] { mine->connect(all); });
   try {
     require_reached(communicator, not_reached);

@@ -11,6 +11,9 @@ namespace treeattn::parallel {
 
 // Threads may have nodes, too: those of NUMA.
 bool on_one_machine(const Communicator& communicator);
+// Whether ranks may be threads of one process, which reach each other's memory by its address. Of ranks that are
+// processes an address would be anything.
+bool may_share_memory(const Communicator& communicator);
 // Collective. Whether all ranks are threads of this process with the same GPU.
 bool share_one_gpu(Communicator& communicator, int gpu);
 // Collective. Whether two ranks are threads of one process, no matter which. The driver may let one of them wait until

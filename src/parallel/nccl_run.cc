@@ -14,6 +14,7 @@
 
 #include "base/this_process.h"
 #include "parallel/agree.h"
+#include "parallel/lend.h"
 #include "treeattn/error.h"
 
 namespace treeattn::parallel {
@@ -87,6 +88,7 @@ void NcclRun::start_together(const char* what, const Calls& calls) const {
   const Offer mine{base::this_process(), &calls, &used};
   std::vector<Offer> here = gathered(comm, mine);
   std::erase_if(here, [&](const Offer& offer) { return offer.process != mine.process; });
+  if (!may_share_memory(comm)) here.assign(1, mine);
   std::string failure;
   if (here.front().calls == &calls) {
     try {

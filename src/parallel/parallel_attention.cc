@@ -6,7 +6,9 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "base/checksum.h"
@@ -165,15 +167,18 @@ struct ParallelAttention::Impl {
     constexpr std::size_t kName = 32;
     std::array<char, kName> mine{};
     parallel::kernels_of(store).copy(mine.data(), kName - 1);
-    const std::vector<std::array<char, kName>> all = parallel::gathered(*communicator, mine);
+    std::vector<std::string> all;
+    for (const auto& name : parallel::gathered(*communicator, mine)) {
+      all.push_back(parallel::text_of(static_cast<int>(all.size()), name));
+    }
     for (std::size_t r = 0; r < all.size(); ++r) {
-      require(!on_gpus || std::string_view(all[r].data()) == "CUDA",
+      require(!on_gpus || all[r] == "CUDA",
               "link = {} with rank {} computing with {}; accepted: a cache on GPUs, on every rank",
-              name_of(options.link), r, all[r].data());
+              name_of(options.link), r, all[r]);
       require(all[r] == all[0],
               "rank {} computes with {} and rank 0 with {}; accepted: GPUs on all ranks, or one instruction set "
               "(TREEATTN_ISA), or canonical = false",
-              r, all[r].data(), all[0].data());
+              r, all[r], all[0]);
     }
   }
 

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// What strangers may send beside model files and saved caches: the text of a session, a cluster file, and the card with
-// which a rank connects over TCP. Called by libFuzzer (model_files_fuzz.cc) and by the test that replays the corpus.
+// What strangers may send beside model files and saved caches: the text of a session, a cluster file, the card with
+// which a rank connects over TCP, the header of its messages, and its notes. Called by libFuzzer (model_files_fuzz.cc)
+// and by the test that replays the corpus.
 #pragma once
 
 #include <cstring>
 #include <string>
 
+#include "base/byte_reader.h"
 #include "base/checksum.h"
+#include "comm/group.h"
+#include "comm/note.h"
 #include "comm/tcp_card.h"
+#include "comm/tcp_header.h"
+#include "comm/transport.h"
 #include "fuzz/model_files_fuzz.h"
 #include "model/session_file.h"
 #include "plan/cluster.h"
@@ -57,6 +63,34 @@ inline bool try_card(std::string_view bytes) {
   must(std::strlen(card.address.data()) < card.address.size() &&
        std::strlen(card.machine.data()) < card.machine.size());
   return true;
+}
+
+inline bool try_header(std::string_view bytes) {
+  comm::TcpHeader header;
+  base::ByteReader in(std::as_bytes(std::span(bytes)));
+  if (!in.take(header)) return false;
+  try {
+    comm::check_header(1, header);
+  } catch (const Error&) {
+    return false;
+  }
+  const bool note = header.tag == comm::TcpHeader::kNote;
+  must(note || (header.tag >= 0 && header.tag <= comm::Transport::kMaxTag));
+  must(header.bytes <= (note ? comm::Transport::kMaxNoteBytes : comm::TcpHeader::kMostBytes));
+  return true;
+}
+
+// From rank 1 of 4.
+inline bool try_note(std::string_view bytes) {
+  try {
+    const comm::Note note = comm::parse_note(1, 4, std::as_bytes(std::span(bytes)));
+    must(note.head.sender == 1 && note.lost.size() <= 4 && comm::encode(note).size() == bytes.size());
+    for (const int rank : note.lost) must(rank >= 0 && rank < 4);
+    must(note.head.time_left >= 0 && note.head.time_left <= comm::kLongestDeadline.count());
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 }  // namespace treeattn::fuzz

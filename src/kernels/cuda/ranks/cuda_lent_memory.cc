@@ -145,11 +145,11 @@ void LentMemory::connect(std::span<const Address> all) {
   // What this rank still reads of memory that its owner has kept, and lends again now.
   check(cudaDeviceSynchronize(), "work on the GPU");
   // They reach this one even if it does not reach them.
-  impl_->lent = std::ranges::any_of(all, [](const Address& a) { return where(a).process != base::this_process(); });
+  impl_->lent = std::ranges::any_of(all, [](const Address& a) { return !is_of_this_process(a); });
   for (std::size_t r = 0; r < all.size(); ++r) {
     const Where other = where(all[r]);
     void* memory = nullptr;
-    if (other.process != base::this_process()) {
+    if (!is_of_this_process(all[r])) {
       check(cudaIpcOpenMemHandle(&memory, other.handle, cudaIpcMemLazyEnablePeerAccess),
             fmt::format("memory of rank {}, of another process", r).c_str());
       impl_->opened.push_back(memory);
@@ -171,6 +171,8 @@ void LentMemory::disconnect() {
 }
 
 void LentMemory::take_back() { impl_->lent = false; }
+
+bool LentMemory::is_of_this_process(const Address& address) { return where(address).process == base::this_process(); }
 
 bool LentMemory::share_a_gpu(std::span<const Address> all) {
   for (std::size_t a = 0; a < all.size(); ++a) {

@@ -33,6 +33,9 @@ class LentMemory {
   void disconnect();
   // To be called once all ranks have: nobody has this one's open.
   void take_back();
+  // Whether it is memory of this process, which is reached by its address in the place of CUDA IPC. Only a thread of
+  // this process knows such a one: of anybody else it must not be taken.
+  static bool is_of_this_process(const Address& address);
   // Whether two of these ranks are threads of one process with the same GPU.
   static bool share_a_gpu(std::span<const Address> all);
 

@@ -14,6 +14,7 @@ LentMemory::Address LentMemory::address() const { return {}; }
 void LentMemory::connect(std::span<const Address>) {}
 void LentMemory::disconnect() {}
 void LentMemory::take_back() {}
+bool LentMemory::is_of_this_process(const Address&) { return false; }
 bool LentMemory::share_a_gpu(std::span<const Address>) { return false; }
 std::byte* LentMemory::own() const { return nullptr; }
 std::byte* LentMemory::of(std::size_t) const { return nullptr; }

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// What another rank sends may be short, or be no number that can be: the reader says who sent what, and what it would
+// have taken.
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/group.h"
+#include "comm/note.h"
+#include "comm/tcp_card.h"
+#include "comm/tcp_header.h"
+#include "comm/tcp_mesh.h"
+#include "parallel/agree.h"
+#include "tcp_ranks.h"
+#include "treeattn/communicator.h"
+#include "treeattn/error.h"
+
+namespace treeattn {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+template <class T>
+Bytes bytes_of(const T& value) {
+  const auto bytes = std::as_bytes(std::span(&value, 1));
+  return {bytes.begin(), bytes.end()};
+}
+
+// Somebody who has taken the place of rank 1 of 2, and says what it likes to rank 0.
+class Impostor {
+ public:
+  explicit Impostor(int port) {
+    const comm::Socket asking = call(port);
+    comm::TcpCard card;
+    card.rank = 1;
+    card.size = 2;
+    card.port = 1;
+    say(asking, bytes_of(card));
+    std::array<comm::TcpCard, 2> table;
+    EXPECT_EQ(::recv(asking.fd(), table.data(), sizeof table, MSG_WAITALL), static_cast<ssize_t>(sizeof table));
+    rank0_ = call(table[0].port);
+    say(rank0_, bytes_of(card));
+  }
+  void say(const Bytes& bytes) const { say(rank0_, bytes); }
+
+ private:
+  static comm::Socket call(int port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    for (;;) {
+      comm::Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
+      if (::connect(socket.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return socket;
+      std::this_thread::yield();
+    }
+  }
+  static void say(const comm::Socket& to, const Bytes& bytes) {
+    EXPECT_EQ(::send(to.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
+
+  comm::Socket rank0_;
+};
+
+// What rank 0 says to that, in a barrier.
+std::string error_of_rank0(const Bytes& bytes) {
+  const int port = testing::free_port();
+  std::string what = "no error";
+  std::thread rank0([&] {
+    try {
+      const auto world = tcp_communicator(TcpPlace{0, 2, "127.0.0.1", port});
+      world->barrier();
+    } catch (const Error& error) {
+      what = error.what();
+    } catch (const std::exception& error) {
+      what = std::string("another error: ") + error.what();
+    }
+  });
+  {
+    const Impostor impostor(port);
+    impostor.say(bytes);
+  }
+  rank0.join();
+  return what;
+}
+
+Bytes message(const comm::TcpHeader& header, const Bytes& content = {}) {
+  Bytes all = bytes_of(header);
+  all.insert(all.end(), content.begin(), content.end());
+  return all;
+}
+
+Bytes note_of(const Bytes& content) { return message({comm::TcpHeader::kNote, 0, content.size()}, content); }
+
+comm::Note sound_note() {
+  comm::Note note;
+  note.head.kind = comm::Note::Kind::kVote;
+  note.head.sender = 1;
+  note.head.listen_left = note.head.time_left = 1;
+  note.lost = {1};
+  return note;
+}
+
+Bytes note_with(const std::function<void(comm::Note&)>& change) {
+  comm::Note note = sound_note();
+  change(note);
+  return comm::encode(note);
+}
+
+struct Lie {
+  Bytes bytes;
+  std::string answer;
+};
+
+TEST(Sent, MessagesOverTcpThatNobodySends) {
+  const std::uint64_t far_too_long = std::uint64_t{1} << 62;
+  const int barrier = comm::tag_of(0, comm::Channel::kCollective);
+  const std::vector<Lie> lies = {
+      {message({-2, 0, 0}), "rank 1 sent a message with tag -2; accepted: -1 to 32767"},
+      {message({40000, 0, 0}), "rank 1 sent a message with tag 40000; accepted: "},
+      {message({9, 2, 0}), "rank 1 sent a message of 0 bytes with given_up = 2; accepted: "},
+      {message({9, 0, far_too_long}), "rank 1 sent a message of 4611686018427387904 bytes; accepted: up to "},
+      {message({comm::TcpHeader::kNote, 0, far_too_long}), "rank 1 sent a note of 4611686018427387904 bytes; "},
+      {message({barrier, 0, 8}, Bytes(8)), "receive of 0 bytes met a message of 8 bytes from transport rank 1; "},
+      // Announced and not sent: room is made for what comes.
+      {message({9, 0, std::uint64_t{1} << 47}, Bytes(8)), "rank 1 of 2 is gone"},
+      {note_of(Bytes(12)), "rank 1 sent a note of 12 bytes; accepted: 48 and 4 more for each rank that it names"},
+      {note_of({}), "rank 1 sent a note of 0 bytes; accepted: "},
+  };
+  for (const Lie& lie : lies) {
+    const std::string what = error_of_rank0(lie.bytes);
+    EXPECT_NE(what.find(lie.answer), std::string::npos) << what << "\nnot: " << lie.answer;
+  }
+}
+
+TEST(Sent, NotesThatNobodySends) {
+  EXPECT_EQ(comm::parse_note(1, 3, comm::encode(sound_note())).lost, comm::RankSet{1});
+  const std::vector<Lie> lies = {
+      {Bytes(47), "a note of 47 bytes; accepted: 48 and 4 more"},
+      {Bytes(50), "a note of 50 bytes; accepted: 48 and 4 more"},
+      {note_with([](auto& note) { note.head.kind = static_cast<comm::Note::Kind>(3); }), "a note of kind 3; "},
+      {note_with([](auto& note) { note.head.sender = 2; }), "a note in the name of rank 2; accepted: its own"},
+      {note_with([](auto& note) { note.head.context = -1; }), "a note on group -1; "},
+      {note_with([](auto& note) { note.head.next_context = 1 << 30; }), "a note with 1073741824 as its next group; "},
+      {note_with([](auto& note) { note.head.waits_for = 3; }), "a note of waiting for rank 3; accepted: -1 to 2"},
+      {note_with([](auto& note) { note.head.slow = 7; }), "a note with slow = 7; "},
+      {note_with([](auto& note) { note.head.round = -1; }), "a note on round -1; "},
+      {note_with([](auto& note) { note.head.time_left = std::nan(""); }), "a note with nan s left; accepted: 0 to "},
+      {note_with([](auto& note) { note.head.listen_left = HUGE_VAL; }), "a note with inf s left; "},
+      {note_with([](auto& note) { note.head.time_left = -1; }), "a note with -1 s left; "},
+      {note_with([](auto& note) {
+         note.lost = {0, 3};
+       }),
+       "a note of ranks that are none; accepted: numbers from 0 to 2"},
+      {note_with([](auto& note) { note.lost = {-1}; }), "a note of ranks that are none; "},
+      {note_with([](auto& note) {
+         note.lost = {2, 1};
+       }),
+       "a note of ranks that are none; "},
+      {note_with([](auto& note) { note.head.kind = comm::Note::Kind::kHere; }), "a note of being here that names 1 "},
+  };
+  for (const Lie& lie : lies) {
+    try {
+      comm::parse_note(1, 3, lie.bytes);
+      ADD_FAILURE() << "taken: " << lie.answer;
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()).find("rank 1 sent " + lie.answer), 0u) << error.what();
+    }
+  }
+}
+
+// Rank 1 of 2 does as it likes in a call of rank 0's.
+void expect_error(const std::string& answer, const std::function<void(Communicator&)>& call,
+                  const std::function<void(Communicator&)>& liar) {
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    try {
+      if (world->rank() == 1) return liar(*world);
+      call(*world);
+      ADD_FAILURE() << "taken: " << answer;
+    } catch (const LostRanks&) {  // the liar, when rank 0 has had enough
+      EXPECT_EQ(world->rank(), 1);
+    } catch (const std::exception& error) {
+      EXPECT_NE(std::string(error.what()).find(answer), std::string::npos) << error.what();
+    }
+  });
+}
+
+TEST(Sent, AnswersThatNobodyGives) {
+  expect_error(
+      "rank 1 sent 7 for whether it has failed; accepted: 0 or 1",
+      [](Communicator& world) { parallel::first_failed(world, false); },
+      [](Communicator& world) { parallel::gathered<std::uint8_t>(world, 7); });
+  expect_error(
+      "rank 1 sent a text of 1024 bytes without an end; ",
+      [](Communicator& world) { parallel::failure_of_any(world, ""); },
+      [](Communicator& world) {
+        parallel::gathered<std::uint8_t>(world, 1);
+        std::vector<char> text(1024, 'x');
+        world.broadcast(std::as_writable_bytes(std::span(text)), 1);
+      });
+  // More than there is, and more than any memory holds.
+  expect_error(
+      "receive of 16777216 bytes met a message of ",
+      [](Communicator& world) {
+        Bytes bytes;
+        parallel::share(world, bytes, 1);
+      },
+      [](Communicator& world) {
+        std::uint64_t size = std::uint64_t{1} << 60;
+        world.broadcast(std::as_writable_bytes(std::span(&size, 1)), 1);
+        Bytes few(16);
+        world.broadcast(few, 1);
+      });
+  struct Entry {
+    int color, key, next_context;
+  };
+  expect_error(
+      "rank 1 sent 1073741824 as its next group; accepted: 0 to ", [](Communicator& world) { world.split(0, 0); },
+      [](Communicator& world) {
+        parallel::gathered(world, Entry{0, 0, 1 << 30});
+      });
+}
+
+TEST(Sent, WhatIsSharedComesWhole) {
+  constexpr std::size_t kSize = (std::size_t{16} << 20) + 5;  // more than one piece
+  run_ranks(3, [&](const std::shared_ptr<Communicator>& world) {
+    Bytes bytes(world->rank() == 2 ? kSize : 7);
+    if (world->rank() == 2) bytes.front() = bytes.back() = std::byte{9};
+    parallel::share(*world, bytes, 2);
+    ASSERT_EQ(bytes.size(), kSize);
+    EXPECT_EQ(bytes.front(), std::byte{9});
+    EXPECT_EQ(bytes.back(), std::byte{9});
+    if (world->rank() == 2) bytes.clear();
+    parallel::share(*world, bytes, 2);
+    EXPECT_TRUE(bytes.empty());
+  });
+}
+
+}  // namespace
+}  // namespace treeattn
