@@ -294,6 +294,24 @@ TEST(KvStore, ViewsForTheKernels) {
   }
 }
 
+// Before a list of them is made, which may take more memory than there is.
+TEST(KvStore, SaysThatThereIsNoRoomForSoManyTokens) {
+  KvCache cache(self_communicator(), small_config());
+  const SequenceId id = cache.add_sequence();
+  cache.extend(id, 10);
+  for (const int bits : {44, 50, 59}) {
+    try {
+      cache.extend(id, std::int64_t{1} << bits);
+      FAIL() << "2^" << bits << " tokens accepted";
+    } catch (const Error& error) {
+      const std::string pages = std::to_string(std::int64_t{1} << (bits - 6)) + " more pages of";
+      EXPECT_NE(std::string(error.what()).find(pages), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(cache.length(id), 10);
+  }
+  EXPECT_NO_THROW(cache.extend(id, 100));
+}
+
 TEST(KvStore, RefusesByName) {
   const auto broken = [](const std::function<void(KvCacheConfig&)>& change) {
     KvCacheConfig config = small_config();

@@ -200,7 +200,10 @@ def check_refusals(model, scratch):
     refused("one of the two", "generate", "x")
     refused('--random-weights is "llama-7"; accepted: llama-3.2-1b', "generate", "--random-weights", "llama-7", "x")
     refused(f"--model: {scratch}/nothing/config.json", "generate", "--model", scratch / "nothing", "x")
-    refused("would do", "generate", "--random-weights", "llama-3.1-405b", "x", code=3)
+    refused("no number of machines like this one would do: each needs all weights", "generate", "--random-weights",
+            "llama-3.1-405b", "x", code=3)
+    refused("not even 4 ranks would do, one for each branch", "generate", "--model", model, "x", "--chunk", "1024m",
+            "--branches", "4", code=3)
     refused("which has no tokenizer; accepted with --stop", "generate", "--model", GOLDEN / "untied_scaled_f32", "x",
             "--stop", "y")
     refused("which has no tokenizer; accepted by chat", "chat", "--model", GOLDEN / "untied_scaled_f32")

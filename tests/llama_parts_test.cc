@@ -206,6 +206,32 @@ TEST(MemoryNeed, WeightsThatAreMadeHereMustFit) {
   EXPECT_THROW(require_room_for_weights(model, {.weights = WeightFormat::kBFloat16}, 1), Unavailable);
 }
 
+TEST(MemoryNeed, OfChunksWithoutNumber) {
+  const LlamaConfig config = known_shape("llama-3.1-405b");
+  LlamaOptions options;
+  options.order.chunk_tokens = 64;
+  options.order.branches = 65536;
+  constexpr std::int64_t kTokens = std::int64_t{1} << 30;
+  const auto need = [&](int ranks) { return memory_need(config, options, WeightFormat::kAsStored, kTokens, ranks); };
+  // 8 heads of 128 in bfloat16, K and V, 126 layers.
+  EXPECT_EQ(need(1).cache, std::size_t{kTokens} * 2 * 8 * 128 * 2 * 126);
+  const std::size_t machine = need(1).weights + (std::size_t{32} << 30);
+  const int enough = ranks_needed(config, options, WeightFormat::kAsStored, kTokens, machine);
+  ASSERT_GT(enough, 1);
+  EXPECT_LE(need(enough).weights + need(enough).of_rank(), machine);
+  EXPECT_GT(need(enough - 1).weights + need(enough - 1).of_rank(), machine);
+}
+
+TEST(MemoryNeed, NoMoreRowsThanTokens) {
+  const LlamaConfig config = known_shape("llama-3.1-8b");
+  LlamaOptions options;
+  const auto activations = [&](std::int64_t chunk_tokens) {
+    options.order.chunk_tokens = chunk_tokens;
+    return memory_need(config, options, WeightFormat::kAsStored, 100, 1).activations;
+  };
+  EXPECT_EQ(activations(1 << 20), activations(128));
+}
+
 TEST(PublicLlama, SaysHowItsFilesWantTokensChosen) {
   const auto golden = std::filesystem::path(TREEATTN_GOLDEN_DIR) / "llama" / "untied_scaled_f32";
   EXPECT_EQ(LlamaModel::load(golden)->generate_options().sampler, SamplerOptions{});

@@ -172,6 +172,12 @@ TEST(TreeOrderTest, RefusesABadOrderByName) {
   EXPECT_NE(message({64, 2, Placement::kContiguous, 0}).find("branch_tokens = 0"), std::string::npos);
   EXPECT_NE(message({64, 2, static_cast<Placement>(7), 192}).find("placement = 7"), std::string::npos);
   EXPECT_NE(message({64, 2, Placement::kContiguous, 96}).find("branch_tokens = 96"), std::string::npos);
+  // The last of the leaves begins at a chunk that is a number.
+  constexpr std::int64_t kLongest = std::int64_t{1} << 46;
+  EXPECT_EQ(message({64, 65536, Placement::kContiguous, kLongest}), "accepted");
+  EXPECT_NE(message({64, 65536, Placement::kContiguous, kLongest + 64}).find("branch_tokens = 70368744177728"),
+            std::string::npos);
+  EXPECT_EQ(first_chunk({64, 65536, Placement::kContiguous, kLongest}, 65535, 0), 65535 * (kLongest / 64));
 }
 
 }  // namespace

@@ -45,8 +45,10 @@ void check_memory(const ModelPlan& plan, int gpu, std::int64_t tokens, int ranks
   const int enough = model::ranks_needed(plan.model.config, plan.llama, plan.weights, tokens, available);
   const std::string kind = gpu < 0 ? "machine" : "GPU";
   const std::string advice =
-      enough == 0 ? fmt::format("no number of {}s like this one would do: each needs all weights", kind)
-                  : fmt::format("{} would do, each on a {} like this one", format_count(enough, "rank"), kind);
+      need.weights > available ? fmt::format("no number of {}s like this one would do: each needs all weights", kind)
+      : enough == 0            ? fmt::format("not even {} would do, one for each branch, each on a {} like this one",
+                                             format_count(plan.llama.order.branches, "rank"), kind)
+                    : fmt::format("{} would do, each on a {} like this one", format_count(enough, "rank"), kind);
   throw Unavailable(fmt::format(
       "{} tokens on {} need {} on this {} ({} of weights, {} of cache, {} of workspace); {} can be used; {}", tokens,
       format_count(ranks, "rank"), format_bytes(all), kind,

@@ -2,6 +2,8 @@
 // Parsing and checking of the shape options.
 #include "options.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -30,8 +32,8 @@ std::size_t product(std::initializer_list<std::int64_t> factors) {
   for (const std::int64_t factor : factors) {
     base::require(!__builtin_mul_overflow(out, static_cast<std::size_t>(factor), &out),
                   "--heads, --head-dim, --batch, --tokens, --queries and the size of a page make more bytes than fit "
-                  "in {} bits; accepted: smaller numbers",
-                  8 * sizeof(out));
+                  "in {} bits: {}; accepted: smaller numbers",
+                  8 * sizeof(out), fmt::join(factors, " * "));
   }
   return out;
 }

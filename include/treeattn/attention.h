@@ -24,7 +24,7 @@
 namespace treeattn {
 
 // What is attended to. Requires: equal batch, tokens and kv_heads in k and v; equal head_dim in q and k; heads a
-// multiple of kv_heads; head dims (also V's, which may differ) 16 to 256 in steps of 8.
+// multiple of kv_heads, at most 2^20 for each of these; head dims (also V's, which may differ) 16 to 256 in steps of 8.
 struct AttentionInput {
   QueryView q{};
   KvView k{};

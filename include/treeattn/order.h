@@ -19,8 +19,8 @@ struct ReductionOrder {
   std::int64_t chunk_tokens = 256;  // a multiple of 64, 64 to 2^40
   int branches = 256;               // a power of two, 1 to 65536
   Placement placement = Placement::kCyclic;
-  // kContiguous only: tokens of a branch, a multiple of chunk_tokens. What comes after the last branch's share belongs
-  // to the last branch. 0 for kCyclic.
+  // kContiguous only: tokens of a branch, a multiple of chunk_tokens, and 2^62 at most in all branches. What comes
+  // after the last branch's share belongs to the last branch. 0 for kCyclic.
   std::int64_t branch_tokens = 0;
 
   bool operator==(const ReductionOrder&) const = default;

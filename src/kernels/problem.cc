@@ -19,6 +19,9 @@ namespace {
 using base::require;
 
 constexpr std::int64_t kMaxDim = std::numeric_limits<std::int32_t>::max();
+// Query heads of one KV head are worked on together, and kernels count what they have of them, 256 floats of each and
+// more, in int.
+constexpr std::int64_t kMaxGroup = 1 << 20;
 // Far beyond any cache, and small enough that sums and differences of a few positions stay inside int64.
 constexpr std::int64_t kMaxPosition = std::int64_t{1} << 60;
 // Factors outside this range would leave float32 when they are multiplied by log2(e) or inverted.
@@ -299,6 +302,8 @@ Problem make_problem(const AttentionInput& in, const AttentionOptions& options, 
   require(in.q.heads % kv_heads == 0, "q.heads = {} is not a multiple of k.kv_heads = {}; accepted: {}, {}, {}, ...",
           in.q.heads, kv_heads, kv_heads, 2 * kv_heads, 3 * kv_heads);
   check_result_size(in.q, in.v.head_dim);
+  require(in.q.heads / kv_heads <= kMaxGroup,
+          "q.heads = {} with k.kv_heads = {}; accepted: at most {} for each of these", in.q.heads, kv_heads, kMaxGroup);
 
   Problem problem;
   problem.q = in.q;

@@ -20,11 +20,9 @@ namespace {
 // Chunks [0, chunks) that the fullest rank carries.
 std::int64_t most_chunks(const ReductionOrder& order, std::int64_t chunks, int ranks) {
   const plan::Shares shares = plan::Shares::weighted(order.branches, base::counting(ranks), {});
-  std::vector<std::int64_t> of_leaf(static_cast<std::size_t>(order.branches), 0);
-  for (std::int64_t c = 0; c < chunks; ++c) ++of_leaf[static_cast<std::size_t>(plan::leaf_of_chunk(order, c))];
   std::vector<std::int64_t> of_rank(static_cast<std::size_t>(ranks), 0);
-  for (std::size_t leaf = 0; leaf < of_leaf.size(); ++leaf) {
-    of_rank[static_cast<std::size_t>(shares.rank_of(static_cast<int>(leaf)))] += of_leaf[leaf];
+  for (int leaf = 0; leaf < order.branches; ++leaf) {
+    of_rank[static_cast<std::size_t>(shares.rank_of(leaf))] += plan::chunks_of_leaf(order, leaf, 0, chunks - 1);
   }
   return *std::max_element(of_rank.begin(), of_rank.end());
 }
@@ -39,7 +37,8 @@ MemoryNeed memory_need(const LlamaConfig& c, const LlamaOptions& options, Weight
   const std::int64_t chunks = plan::chunk_count(order, tokens);
   const std::int64_t piece = std::min<std::int64_t>(chunks, std::int64_t{options.chunks_per_piece} * ranks);
   const auto share = static_cast<std::size_t>(most_chunks(order, chunks, ranks));
-  const std::int64_t rows = most_chunks(order, piece, ranks) * order.chunk_tokens;
+  // The last chunk need not be full.
+  const std::int64_t rows = std::min(tokens, most_chunks(order, piece, ranks) * order.chunk_tokens);
 
   MemoryNeed need;
   need.weights = all_weight_bytes(c, format);
@@ -59,12 +58,20 @@ MemoryNeed memory_need(const LlamaConfig& c, const LlamaOptions& options, Weight
 
 int ranks_needed(const LlamaConfig& config, const LlamaOptions& options, WeightFormat format, std::int64_t tokens,
                  std::size_t machine_bytes) {
-  for (int ranks = 1; ranks <= options.order.branches; ++ranks) {
+  const auto fits = [&](int ranks) {
     const MemoryNeed need = memory_need(config, options, format, tokens, ranks);
-    if (need.weights > machine_bytes) return 0;
-    if (need.weights + need.of_rank() <= machine_bytes) return ranks;
+    return need.weights + need.of_rank() <= machine_bytes;
+  };
+  // Branches may be thousands. A power of two has even shares, so where it is too few, all below it are.
+  int enough = 1;
+  for (; !fits(enough); enough *= 2) {
+    if (enough >= options.order.branches) return 0;
   }
-  return 0;
+  for (int too_few = enough / 2; enough - too_few > 1;) {
+    const int middle = too_few + (enough - too_few) / 2;
+    (fits(middle) ? enough : too_few) = middle;
+  }
+  return enough;
 }
 
 }  // namespace treeattn::model

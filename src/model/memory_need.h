@@ -23,8 +23,8 @@ struct MemoryNeed {
 MemoryNeed memory_need(const LlamaConfig& config, const LlamaOptions& options, WeightFormat format, std::int64_t tokens,
                        int ranks);
 
-// The fewest ranks, each on a machine of its own with so many bytes, that have room for the text; 0: no number has, as
-// the weights alone are too large, or a branch is.
+// So many ranks, each on a machine of its own with so many bytes, have room for the text, and one less have not; 0: no
+// number has, as the weights alone are too large, or a branch is.
 int ranks_needed(const LlamaConfig& config, const LlamaOptions& options, WeightFormat format, std::int64_t tokens,
                  std::size_t machine_bytes);
 

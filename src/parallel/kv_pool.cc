@@ -69,12 +69,17 @@ void KvPool::reserve() {
   }
 }
 
+void KvPool::require_addresses(std::int64_t more) const {
+  if (more <= capacity_ - used_) return;
+  throw Error(
+      fmt::format("{} more pages of {} bytes; accepted: {}, as addresses were reserved for {} and {} are in use", more,
+                  page_bytes_, capacity_ - used_, capacity_, used_));
+}
+
+// Called when all pages are in use.
 void KvPool::grow() {
+  require_addresses(1);
   const std::int64_t held = pages();
-  if (held == capacity_) {
-    throw Error(fmt::format("the cache uses all {} pages of {} bytes for which addresses were reserved", capacity_,
-                            page_bytes_));
-  }
   const std::size_t largest = std::max(part_bytes_[0], part_bytes_[1]);
   const std::int64_t step = std::max({kStepPages, static_cast<std::int64_t>(kStepBytes / largest), held / 4});
   const auto wanted = static_cast<std::size_t>(std::min(held + step, capacity_));

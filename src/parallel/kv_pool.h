@@ -45,6 +45,8 @@ class KvPool {
 
   // A page with one reference and undefined content. Throws Error when the addresses are used up, std::bad_alloc.
   std::int32_t take();
+  // Throws that Error unless there are addresses for so many more.
+  void require_addresses(std::int64_t more) const;
   void share(std::int32_t page) { ++references_[static_cast<std::size_t>(page)]; }
   bool shared(std::int32_t page) const { return references_[static_cast<std::size_t>(page)] > 1; }
   void release(std::int32_t page) noexcept;

@@ -61,10 +61,6 @@ void check_config(const KvCacheConfig& config) {
   require_dim("k_dim", config.k_dim);
   require_dim("v_dim", config.v_dim);
   plan::check_order(config.order);
-  // So that no chunk number overflows.
-  const std::int64_t most = (KvStore::kMaxTokens << 2) / config.order.branches;
-  require(config.order.branch_tokens <= most, "branch_tokens = {} with {} branches; accepted: at most {}",
-          config.order.branch_tokens, config.order.branches, most);
 }
 
 TokenBytes token_bytes(const KvCacheConfig& config) {
@@ -170,12 +166,26 @@ std::vector<SequenceId> KvStore::sequences() const {
   return ids;
 }
 
+// Of chunks [first, last) those that this rank carries.
+std::int64_t KvStore::carried_chunks(std::int64_t first, std::int64_t last) const {
+  std::int64_t chunks = 0;
+  if (last - first <= config_.order.branches) {  // mostly one, or none
+    for (std::int64_t c = first; c < last; ++c) chunks += carries(c) ? 1 : 0;
+    return chunks;
+  }
+  for (const int leaf : shares_.leaves_of(communicator_->rank())) {
+    chunks += plan::chunks_of_leaf(config_.order, leaf, first, last - 1);
+  }
+  return chunks;
+}
+
 void KvStore::extend(SequenceId sequence, std::int64_t tokens) {
   Sequence& found = find(sequence);
   require(tokens >= 0 && tokens <= kMaxTokens - found.length, "tokens = {} after {}; accepted: 0 or more, 2^60 in all",
           tokens, found.length);
   const std::size_t before = found.pages.size();
   const auto after = static_cast<std::size_t>(chunk_count(found.length + tokens));
+  pool_->require_addresses(carried_chunks(static_cast<std::int64_t>(before), static_cast<std::int64_t>(after)));
   found.pages.resize(after, kNoPage);
   try {
     for (std::size_t c = before; c < after; ++c) {

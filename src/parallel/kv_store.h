@@ -153,6 +153,7 @@ class KvStore {
   std::int64_t chunk_count(std::int64_t tokens) const;
   std::int64_t chunk_use(const Sequence& sequence, std::int64_t chunk) const;
   bool carries(std::int64_t chunk) const;
+  std::int64_t carried_chunks(std::int64_t first, std::int64_t last) const;
   void check_layer(int layer) const;
   void check_write(const KvView& k, const KvView& v) const;
   void check_device(const char* call) const;

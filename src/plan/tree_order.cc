@@ -9,7 +9,7 @@ using base::require;
 
 void check_order(const ReductionOrder& order) {
   constexpr std::int64_t kMaxChunkTokens = std::int64_t{1} << 40;
-  constexpr std::int64_t kMaxBranchTokens = std::int64_t{1} << 60;
+  constexpr std::int64_t kMaxAllTokens = std::int64_t{1} << 62;  // so that no chunk number overflows
   constexpr int kMaxBranches = 65536;
   require(order.chunk_tokens > 0 && order.chunk_tokens % 64 == 0 && order.chunk_tokens <= kMaxChunkTokens,
           "chunk_tokens = {}; accepted: a multiple of 64, 64 to 2^40", order.chunk_tokens);
@@ -23,9 +23,10 @@ void check_order(const ReductionOrder& order) {
     return;
   }
   const std::int64_t tokens = order.branch_tokens;
-  require(tokens > 0 && tokens % order.chunk_tokens == 0 && tokens <= kMaxBranchTokens,
-          "branch_tokens = {} with contiguous placement; accepted: a multiple of chunk_tokens = {}, at most 2^60",
-          tokens, order.chunk_tokens);
+  require(tokens > 0 && tokens % order.chunk_tokens == 0 && tokens <= kMaxAllTokens / branches,
+          "branch_tokens = {} with contiguous placement and {} branches; accepted: a multiple of chunk_tokens = {}, at "
+          "most {}",
+          tokens, branches, order.chunk_tokens, kMaxAllTokens / branches);
 }
 
 }  // namespace treeattn::plan
