@@ -2,7 +2,6 @@
 // What another rank sends may be short, or be no number that can be: the reader says who sent what, and what it would
 // have taken.
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -23,6 +22,7 @@
 #include "comm/tcp_header.h"
 #include "comm/tcp_mesh.h"
 #include "parallel/agree.h"
+#include "tcp_knock.h"
 #include "tcp_ranks.h"
 #include "treeattn/communicator.h"
 #include "treeattn/error.h"
@@ -42,7 +42,7 @@ Bytes bytes_of(const T& value) {
 class Impostor {
  public:
   explicit Impostor(int port) {
-    const comm::Socket asking = call(port);
+    const comm::Socket asking = testing::knock_at(port);
     comm::TcpCard card;
     card.rank = 1;
     card.size = 2;
@@ -50,23 +50,12 @@ class Impostor {
     say(asking, bytes_of(card));
     std::array<comm::TcpCard, 2> table;
     EXPECT_EQ(::recv(asking.fd(), table.data(), sizeof table, MSG_WAITALL), static_cast<ssize_t>(sizeof table));
-    rank0_ = call(table[0].port);
+    rank0_ = testing::knock_at(table[0].port);
     say(rank0_, bytes_of(card));
   }
   void say(const Bytes& bytes) const { say(rank0_, bytes); }
 
  private:
-  static comm::Socket call(int port) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(static_cast<std::uint16_t>(port));
-    for (;;) {
-      comm::Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
-      if (::connect(socket.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return socket;
-      std::this_thread::yield();
-    }
-  }
   static void say(const comm::Socket& to, const Bytes& bytes) {
     EXPECT_EQ(::send(to.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   }

@@ -20,6 +20,15 @@
 
 namespace treeattn::testing {
 
+// A port of this machine; 0: any.
+inline sockaddr_in loopback_at(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  return address;
+}
+
 // A port that nobody has. Below those that the system gives to connections by itself: one of that range could be taken
 // between this and its use.
 inline int free_port() {
@@ -27,15 +36,18 @@ inline int free_port() {
   for (int attempt = 0; attempt < 100; ++attempt) {
     const int port = std::uniform_int_distribution<int>(15000, 30000)(random);
     const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(static_cast<std::uint16_t>(port));
-    const bool free = fd >= 0 && ::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    const sockaddr_in address = loopback_at(port);
+    const bool free = fd >= 0 && ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
     ::close(fd);
     if (free) return port;
   }
   throw std::runtime_error("no free port between 15000 and 30000");
+}
+
+inline RankOptions with_deadline(double seconds) {
+  RankOptions options;
+  options.deadline = Seconds(seconds);
+  return options;
 }
 
 using RankBody = std::function<void(std::shared_ptr<Communicator>)>;
