@@ -20,7 +20,7 @@
 #include "comm/note.h"
 #include "comm/tcp_card.h"
 #include "comm/tcp_header.h"
-#include "comm/tcp_mesh.h"
+#include "comm/tcp_socket.h"
 #include "parallel/agree.h"
 #include "tcp_knock.h"
 #include "tcp_ranks.h"

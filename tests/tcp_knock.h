@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/tcp_mesh.h"
+#include "comm/tcp_socket.h"
 #include "tcp_ranks.h"
 
 namespace treeattn::testing {

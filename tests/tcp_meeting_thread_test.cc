@@ -21,6 +21,7 @@
 
 #include "comm/tcp_card.h"
 #include "comm/tcp_mesh.h"
+#include "comm/tcp_socket.h"
 #include "comm_cases.h"
 #include "tcp_knock.h"
 #include "tcp_ranks.h"

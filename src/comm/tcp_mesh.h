@@ -3,39 +3,13 @@
 // tells them, and then every two ranks have a connection.
 #pragma once
 
-#include <netdb.h>
-
-#include <chrono>
 #include <string>
 #include <vector>
 
+#include "comm/tcp_socket.h"
 #include "treeattn/communicator.h"
 
 namespace treeattn::comm {
-
-// A file descriptor that is closed with its owner. Movable.
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(int fd) : fd_(fd) {}
-  ~Socket();
-  Socket(Socket&& other) noexcept : fd_(other.release()) {}
-  Socket& operator=(Socket&& other) noexcept;
-  int fd() const { return fd_; }
-  bool open() const { return fd_ >= 0; }
-  int release() {
-    const int fd = fd_;
-    fd_ = -1;
-    return fd;
-  }
-
- private:
-  int fd_ = -1;
-};
-
-// A connection to whichever of a host's addresses answers first. All are called at once: at some there may be nobody
-// who says no. And again and again: the other side may not be there yet. Throws Unavailable when the time is over.
-Socket connect_to_any(const addrinfo* addresses, const std::string& whom, std::chrono::steady_clock::time_point until);
 
 // Each keeps a connection to every other: far more than a process may open.
 constexpr int kMostTcpRanks = 65536;
