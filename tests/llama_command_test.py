@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import pathlib
-import pty
 import re
 import shutil
 import signal
@@ -17,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from terminal import Terminal
 
 TREEATTN, GOLDEN, LAUNCHER = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3:]
 # More ranks than cores, as root.
@@ -388,20 +389,10 @@ def check_interrupted_load():
 
 def after_progress(*arguments, stdin=subprocess.DEVNULL, interrupt=True):
     """What is on a terminal after the progress was last wiped; interrupt: by Ctrl-C as soon as there is any."""
-    ours, its = pty.openpty()
-    reading = subprocess.Popen([TREEATTN, *arguments], stdin=stdin, stdout=its, stderr=its,
+    terminal = Terminal()
+    reading = subprocess.Popen([TREEATTN, *arguments], stdin=stdin, stdout=terminal.its, stderr=terminal.its,
                                env=dict(os.environ, TERM="xterm"))
-    os.close(its)
-    said = b""
-    try:
-        while piece := os.read(ours, 4096):
-            said += piece
-            if interrupt and b"reading" in said:
-                reading.send_signal(signal.SIGINT)
-                interrupt = False
-    except OSError:
-        pass  # the program has ended
-    os.close(ours)
+    said = terminal.said(b"reading", (lambda: reading.send_signal(signal.SIGINT)) if interrupt else None)
     assert reading.wait(timeout=60) == 0, said
     return said.split(b"\r\x1b[K")[-1]
 

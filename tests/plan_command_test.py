@@ -5,17 +5,14 @@
 Usage: plan_command_test.py TREEATTN
 """
 
-import fcntl
 import json
-import os
 import pathlib
-import pty
 import re
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
+
+from terminal import Terminal
 
 KEYS = ["model", "weights_type", "kv_type", "context", "batch", "cluster", "devices", "devices_needed", "nodes",
         "split_weights", "placement", "chunk_tokens", "branches", "weights_bytes", "kv_bytes", "states_bytes",
@@ -114,18 +111,10 @@ def check_examples():
 
 def help_on_terminal(columns):
     """The help as a terminal of that width gets it."""
-    ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    with subprocess.Popen([sys.argv[1], "plan", "--help"], stdout=its) as process:
-        os.close(its)
-        text = b""
-        try:
-            while part := os.read(ours, 4096):
-                text += part
-        except OSError:  # how Linux says that the other side is closed
-            pass
+    terminal = Terminal(columns)
+    with subprocess.Popen([sys.argv[1], "plan", "--help"], stdout=terminal.its) as process:
+        text = terminal.said()
         expect(process.wait() == 0, "help on a terminal")
-    os.close(ours)
     return text.decode().replace("\r\n", "\n")
 
 

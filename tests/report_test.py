@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import pathlib
-import pty
 import re
 import resource
 import shutil
@@ -21,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as xml
+
+from terminal import Terminal
 
 KEYS = ["name", "title", "paper", "command", "figures", "tables", "comparisons", "targets", "notes"]
 SOURCES = {"measured", "simulated", "closed form", "paper"}
@@ -207,21 +208,12 @@ def check_progress(treeattn, folder):
     slow = folder / "slow"
     slow.write_text("#!/bin/sh\ncat > /dev/null\nfor i in $(seq 30); do echo 0.5; sleep 0.1; done\nexit 3\n")
     slow.chmod(0o755)
+
     def status_and_lines(end):
-        terminal, stderr = pty.openpty()
+        terminal = Terminal()
         child = subprocess.Popen([treeattn, "reproduce", "fused", "--simulator", str(slow)], stdout=subprocess.DEVNULL,
-                                 stderr=stderr, env={**os.environ, "TERM": "xterm"})
-        os.close(stderr)
-        said = b""
-        try:
-            while piece := os.read(terminal, 4096):
-                said += piece
-                if end and b"reproduce 1/1" in said:
-                    child.send_signal(end)
-                    end = None
-        except OSError:
-            pass  # the last one that writes has gone
-        os.close(terminal)
+                                 stderr=terminal.its, env={**os.environ, "TERM": "xterm"})
+        said = terminal.said(b"reproduce 1/1", end and (lambda: child.send_signal(end)))
         return child.wait(timeout=60), said.split(b"\r\x1b[K")
 
     with concurrent.futures.ThreadPoolExecutor() as at_once:

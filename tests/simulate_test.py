@@ -6,20 +6,18 @@ Usage: simulate_test.py TREEATTN. Exit status 77 says that this build has no sim
 """
 
 import csv
-import fcntl
 import io
 import json
 import os
-import pty
 import re
 import resource
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 import time
+
+from terminal import Terminal
 
 KEYS = ["ranks", "ranks_per_node", "strategy", "tokens", "heads", "kv_heads", "head_dim", "us", "local_us",
         "reduce_us", "steps", "bytes_per_rank", "closed_form_us"]
@@ -88,23 +86,12 @@ def check_memory():
 
 def check_progress():
     """On a terminal, whatever the strategy: a bar once two seconds have passed, one line of it, none on stdout."""
-    terminal, stderr = pty.openpty()
     columns = 60  # fewer than the line would have
-    fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    terminal = Terminal(columns)
     start = time.monotonic()
     child = subprocess.Popen([sys.argv[1], "simulate", "--ranks", "4096", "--strategy", "paper,merge", "--json"],
-                             stdout=subprocess.PIPE, stderr=stderr, text=True)
-    os.close(stderr)
-    drawn = b""
-    while True:
-        try:
-            piece = os.read(terminal, 4096)
-        except OSError:  # the last one that writes has gone
-            break
-        if not piece:
-            break
-        drawn += piece
-    os.close(terminal)
+                             stdout=subprocess.PIPE, stderr=terminal.its, text=True)
+    drawn = terminal.said()
     strategies = [json.loads(line)["strategy"] for line in child.stdout]
     expect(child.wait() == 0 and strategies == ["paper", "merge"], f"on a terminal: {strategies}")
     if time.monotonic() - start > 4:

@@ -94,6 +94,15 @@ TEST(TcpMeeting, RanksThatDoNotComeAreWaitedForNoLongerThanTheDeadline) {
   }
 }
 
+// Comes to the meeting and talks to the others.
+void meet(int rank, int size, int port, const std::string& address = "127.0.0.1") {
+  try {
+    testing::check_chain(*tcp_communicator(TcpPlace{rank, size, address, port}, with_deadline(20)), 3);
+  } catch (const Error& error) {
+    ADD_FAILURE() << "rank " << rank << ": " << error.what();
+  }
+}
+
 // A name may be longer than what ranks tell each other of themselves; this one is 127.0.0.1 in octal.
 TEST(TcpMeeting, AnyAddressOfRankZero) {
   for (const std::string& address :
@@ -103,13 +112,7 @@ TEST(TcpMeeting, AnyAddressOfRankZero) {
     const int port = free_port();
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 3; ++rank) {
-      threads.emplace_back([&, rank] {
-        try {
-          testing::check_chain(*tcp_communicator(TcpPlace{rank, 3, address, port}, with_deadline(20)), 3);
-        } catch (const Error& error) {
-          ADD_FAILURE() << "rank " << rank << ": " << error.what();
-        }
-      });
+      threads.emplace_back([&, rank] { meet(rank, 3, port, address); });
     }
     for (std::thread& thread : threads) thread.join();
   }
@@ -133,13 +136,11 @@ int status_of(pid_t child) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// Comes to the meeting and talks to the others.
-void meet(int rank, int size, int port, const std::string& address = "127.0.0.1") {
-  try {
-    testing::check_chain(*tcp_communicator(TcpPlace{rank, size, address, port}, with_deadline(20)), 3);
-  } catch (const Error& error) {
-    ADD_FAILURE() << "rank " << rank << ": " << error.what();
-  }
+// The last thing in a test, which is skipped where the process may not do what it has to.
+void expect_end_of(pid_t child, const char* what_is_missing) {
+  const int status = status_of(child);
+  if (status == kNotHere) GTEST_SKIP() << what_is_missing;
+  EXPECT_EQ(status, 0);
 }
 
 // A monitor that only looks whether the port is open, a browser, somebody who stops in the middle of a card.
@@ -380,9 +381,7 @@ TEST(TcpMeeting, ARankThatWaitsForRank0DoesNotReachItself) {
     second.join();
     return true;
   });
-  const int status = status_of(child);
-  if (status == kNotHere) GTEST_SKIP() << "no network of its own for a process";
-  EXPECT_EQ(status, 0);
+  expect_end_of(child, "no network of its own for a process");
 }
 
 // A cluster may give rank 0's machine its name when that has started, after others ask for it.
@@ -406,9 +405,7 @@ TEST(TcpMeeting, ANameThatIsNotKnownYetIsAskedForAgain) {
     second.join();
     return true;
   });
-  const int status = status_of(child);
-  if (status == kNotHere) GTEST_SKIP() << "no names of its own for a process";
-  EXPECT_EQ(status, 0);
+  expect_end_of(child, "no names of its own for a process");
 }
 
 // Nothing ends a question to a name server that never answers; the deadline does not wait for it.
@@ -432,9 +429,7 @@ TEST(TcpMeeting, ANameServerThatNeverAnswersDoesNotPutOffTheDeadline) {
     EXPECT_GT(::recv(silent.fd(), question, sizeof question, MSG_DONTWAIT), 0) << "nobody asked the name server";
     return true;
   });
-  const int status = status_of(child);
-  if (status == kNotHere) GTEST_SKIP() << "no name servers of its own for a process";
-  EXPECT_EQ(status, 0);
+  expect_end_of(child, "no name servers of its own for a process");
 }
 
 // The first of these that is there. torchrun says "none" where it was given no name.

@@ -29,22 +29,22 @@ std::string read_all(std::FILE* file, const std::filesystem::path& path) {
   return text;
 }
 
+fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+
 // The file that another can take the place of: one that is there, or none yet, in a directory that may be changed.
 // Links stay and are followed, except into /proc, whose files stand for what is open already, as /dev/stdout does.
 std::optional<fs::path> replaceable(fs::path path) {
   std::error_code error;
   constexpr int kMostLinks = 40;  // as many as Linux follows
   for (int links = 0; fs::is_symlink(fs::symlink_status(path, error)); ++links) {
-    const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
-    const std::string where = fs::canonical(folder, error).string();
+    const std::string where = fs::canonical(folder_of(path), error).string();
     if (error || where.starts_with("/proc/") || links == kMostLinks) return {};
-    path = folder / fs::read_symlink(path, error);
+    path = folder_of(path) / fs::read_symlink(path, error);
   }
-  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   const fs::file_status status = fs::status(path, error);
   if (!path.has_filename()) return {};
   if (fs::is_regular_file(status)) {
-    const bool may_change = ::access(folder.c_str(), W_OK | X_OK) == 0 && ::access(path.c_str(), W_OK) == 0;
+    const bool may_change = ::access(folder_of(path).c_str(), W_OK | X_OK) == 0 && ::access(path.c_str(), W_OK) == 0;
     return may_change ? std::optional(path) : std::nullopt;
   }
   return status.type() == fs::file_type::not_found ? std::optional(path) : std::nullopt;

@@ -34,11 +34,16 @@ std::vector<TokenRange> united(std::vector<TokenRange> ranges) {
   return out;
 }
 
+// Of a sequence that may not be there any more.
+std::int64_t length_of(const std::map<SequenceId, Transcript>& transcripts, SequenceId sequence) {
+  const auto found = transcripts.find(sequence);
+  return found == transcripts.end() ? 0 : found->second.length();
+}
+
 // What there is of the ranges, where the sequences are so long.
 void cut_to(const std::map<SequenceId, Transcript>& transcripts, std::vector<TokenRange>& ranges) {
   for (TokenRange& range : ranges) {
-    const auto found = transcripts.find(range.sequence);
-    const std::int64_t length = found == transcripts.end() ? 0 : found->second.length();
+    const std::int64_t length = length_of(transcripts, range.sequence);
     range.count = std::max<std::int64_t>(0, std::min(range.first + range.count, length) - range.first);
   }
 }
@@ -61,8 +66,7 @@ std::vector<TokenRange> gathered_lists(Communicator& communicator, const std::ma
   communicator.allgather(std::as_bytes(std::span(padded)), std::as_writable_bytes(std::span(all)));
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i] == TokenRange()) continue;  // padding
-    const auto found = transcripts.find(all[i].sequence);
-    const std::int64_t length = found == transcripts.end() ? 0 : found->second.length();
+    const std::int64_t length = length_of(transcripts, all[i].sequence);
     const bool there =
         all[i].first >= 0 && all[i].count > 0 && all[i].first < length && all[i].count <= length - all[i].first;
     base::require_sent(there, static_cast<int>(i / longest),
