@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "address_limit.h"
 #include "kernels/case_list.h"
 #include "kernels/cpu/dispatch.h"
 #include "thinning.h"
@@ -612,6 +613,16 @@ TEST(AttentionTest, WrongSizesAreRefusedBeforeAnyWork) {
   AttentionInput bad = data.input();
   bad.q.heads = 3;
   EXPECT_THROW(attention(bad, data.options(), std::span(out).first(out_size), {}, pool_of(1)), InvalidArgument);
+  // Before anything is made whose size they give: the lengths of these alone would take 16 GB.
+  AttentionInput huge = data.input();
+  huge.q.batch = huge.k.batch = huge.v.batch = std::numeric_limits<std::int32_t>::max();
+  huge.q.batch_stride = huge.k.batch_stride = huge.v.batch_stride = 8;
+  huge.lengths = huge.first_query = {};
+  {
+    const testing_base::AddressLimit limit(std::size_t{1} << 30);
+    EXPECT_THROW(attention(huge, data.options(), std::span(out).first(out_size), {}, pool_of(1)), InvalidArgument);
+    EXPECT_THROW(attention_states(huge, options, std::span(states).first(rows * 66), pool_of(1)), InvalidArgument);
+  }
   for (const auto* buffer : {&out, &lse, &states}) {
     EXPECT_TRUE(std::all_of(buffer->begin(), buffer->end(), [](float x) { return x == 123.0f; }));
   }

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "base/half.h"
-#include "parallel/kv_rows.h"
+#include "kernels/problem.h"
 #include "parallel/kv_store.h"
 #include "plan/tree_order.h"
 #include "temporary_directory.h"
@@ -71,7 +71,7 @@ struct Rows {
   std::int64_t tokens() const { return static_cast<std::int64_t>(bytes.size() / token_bytes()); }
   void resize(std::int64_t count) {
     bytes.resize(token_bytes() * static_cast<std::size_t>(count));
-    scales.resize(parallel::has_scales(type) ? static_cast<std::size_t>(heads * count) : 0);
+    scales.resize(kernels::has_scales(type) ? static_cast<std::size_t>(heads * count) : 0);
   }
 };
 

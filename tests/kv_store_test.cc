@@ -269,7 +269,7 @@ TEST(KvStore, ViewsForTheKernels) {
     EXPECT_EQ(batch.k.tokens, 300);
     EXPECT_EQ(batch.k.pages_per_sequence, 5);
     EXPECT_EQ(batch.table.size(), 15u);
-    EXPECT_EQ(batch.k.scales != nullptr, parallel::has_scales(type));
+    EXPECT_EQ(batch.k.scales != nullptr, kernels::has_scales(type));
     ThreadPool pool(1);
     std::vector<float> q(3 * 2 * 16, 0.5f), out(3 * 2 * 24), again(2 * 24);
     AttentionInput in;
@@ -284,7 +284,7 @@ TEST(KvStore, ViewsForTheKernels) {
     in.q.batch = 1;
     in.k = KvView::tokens_first(k.bytes.data(), type, 1, 300, 2, 16);
     in.v = KvView::tokens_first(v.bytes.data(), type, 1, 300, 2, 24);
-    if (parallel::has_scales(type)) {
+    if (kernels::has_scales(type)) {
       in.k = in.k.with_scales(k.scales.data());
       in.v = in.v.with_scales(v.scales.data());
     }

@@ -7,8 +7,8 @@
 
 #include "base/check.h"
 #include "kernels/model_ops.h"
+#include "kernels/problem.h"
 #include "option_errors.h"
-#include "parallel/kv_rows.h"
 
 namespace treeattn::tools {
 namespace {
@@ -48,7 +48,7 @@ plan::ModelSize model_size(const model::LlamaConfig& config, DType weights, DTyp
   size.weight_bytes = weight_bytes(config.parameters(), weights);
   size.read_weight_bytes = weight_bytes(size.read_weights, weights);
   size.kv_row_bytes =
-      static_cast<std::uint64_t>(config.head_dim) * dtype_size(kv) + (parallel::has_scales(kv) ? sizeof(float) : 0);
+      static_cast<std::uint64_t>(config.head_dim) * dtype_size(kv) + (kernels::has_scales(kv) ? sizeof(float) : 0);
   return size;
 }
 

@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "command_line.h"
 #include "kernels/head_dims.h"
+#include "kernels/problem.h"
 #include "option_errors.h"
 #include "plan/tree_order.h"
 
@@ -130,15 +131,13 @@ DType parse_dtype_option(std::string_view option, const std::string& text, bool 
                                    : "float32 (f32), float16 (f16), bfloat16 (bf16)";
   try {
     const DType dtype = parse_dtype(text);
-    if (quantised || (dtype != DType::kInt8 && dtype != DType::kFp8E4M3)) return dtype;
+    if (quantised || !kernels::has_scales(dtype)) return dtype;
   } catch (const InvalidArgument&) {
   }
   base::throw_invalid("{} is \"{}\"; accepted: {}", option, text, accepted);
 }
 
-DType default_q_dtype(DType kv_dtype) {
-  return kv_dtype == DType::kInt8 || kv_dtype == DType::kFp8E4M3 ? DType::kFloat32 : kv_dtype;
-}
+DType default_q_dtype(DType kv_dtype) { return kernels::has_scales(kv_dtype) ? DType::kFloat32 : kv_dtype; }
 
 std::int64_t Shape::length(std::int64_t sequence) const {
   if (shortest == 0 || batch == 1) return tokens;

@@ -168,12 +168,12 @@ void check_page_table(std::string_view name, const KvView& view, const Problem& 
 
 void check_kv_memory(std::string_view name, const KvView& view, const Problem& problem) {
   const std::string_view type = dtype_name(view.dtype);
-  const bool quantised = view.dtype == DType::kInt8 || view.dtype == DType::kFp8E4M3;
   const bool used = std::any_of(problem.lengths.begin(), problem.lengths.end(),
                                 [&](std::int64_t length) { return length > 0 && any_in_nodes(problem, 0, length); });
 
-  require(view.scales == nullptr || quantised, "{}.scales = {} with {} values; accepted: scales for int8 and fp8 only",
-          name, static_cast<const void*>(view.scales), type);
+  require(view.scales == nullptr || has_scales(view.dtype),
+          "{}.scales = {} with {} values; accepted: scales for int8 and fp8 only", name,
+          static_cast<const void*>(view.scales), type);
   if (used) require_pointer(fmt::format("{}.data", name), view.data, dtype_size(view.dtype), type);
   if (used && view.dtype == DType::kInt8) {
     require(view.scales != nullptr, "{}.scales = null with int8 values; accepted: one float32 per token and head",
@@ -289,7 +289,7 @@ void check_kv_layout(std::string_view name, const KvView& view) {
                   1, sizeof(float), view.scales);
 }
 
-Problem make_problem(const AttentionInput& in, const AttentionOptions& options, const plan::NodeSet* nodes) {
+void check_sizes(const AttentionInput& in) {
   check_queries(in.q);
   check_kv_dims("k", in.k);
   check_kv_dims("v", in.v);
@@ -304,7 +304,10 @@ Problem make_problem(const AttentionInput& in, const AttentionOptions& options, 
   check_result_size(in.q, in.v.head_dim);
   require(in.q.heads / kv_heads <= kMaxGroup,
           "q.heads = {} with k.kv_heads = {}; accepted: at most {} for each of these", in.q.heads, kv_heads, kMaxGroup);
+}
 
+Problem make_problem(const AttentionInput& in, const AttentionOptions& options, const plan::NodeSet* nodes) {
+  check_sizes(in);
   Problem problem;
   problem.q = in.q;
   problem.k = in.k;

@@ -14,6 +14,9 @@
 
 namespace treeattn::kernels {
 
+// Whether a type of K and V goes with a float32 scale for every row of a head: always int8, fp8 where it is wanted.
+constexpr bool has_scales(DType type) { return type == DType::kInt8 || type == DType::kFp8E4M3; }
+
 // Half-open range of local key indices.
 struct KeyRange {
   std::int64_t begin = 0;
@@ -53,6 +56,10 @@ struct Problem {
 // Throws InvalidArgument naming the value and what is accepted. nodes: the part of the tree to compute, null for all of
 // it; only keys of its leaves are read, and pages of others need not exist.
 Problem make_problem(const AttentionInput& in, const AttentionOptions& options, const plan::NodeSet* nodes = nullptr);
+
+// The first of its checks: the sizes of the views, each and against the others. It makes nothing, so that a caller who
+// has memory for the result can compare that with the sizes before lengths are made for a batch that cannot be meant.
+void check_sizes(const AttentionInput& in);
 
 // What can be said of one view's memory without its lengths: where there are rows and scales they are aligned, strides
 // are 1 or more, and no row lies beyond the last address. Throws InvalidArgument.

@@ -14,17 +14,18 @@ namespace {
 
 using base::require;
 
-std::size_t state_count(const kernels::Problem& problem) {
-  return static_cast<std::size_t>(problem.rows()) * state_floats(problem.v.head_dim);
+// Rows of the result, of sizes that are checked.
+std::size_t checked_rows(const AttentionInput& in) {
+  kernels::check_sizes(in);
+  return static_cast<std::size_t>(in.q.batch * in.q.queries * in.q.heads);
 }
 
 }  // namespace
 
 void attention(const AttentionInput& in, const AttentionOptions& options, std::span<float> out, std::span<float> lse,
                ThreadPool& pool) {
-  const kernels::Problem problem = kernels::make_problem(in, options);
-  const std::size_t rows = static_cast<std::size_t>(problem.rows());
-  const std::size_t out_floats = rows * static_cast<std::size_t>(problem.v.head_dim);
+  const std::size_t rows = checked_rows(in);
+  const std::size_t out_floats = rows * static_cast<std::size_t>(in.v.head_dim);
   require(out.size() == out_floats, "out holds {} floats; accepted: batch * queries * heads * v.head_dim = {}",
           out.size(), out_floats);
   require(lse.empty() || lse.size() == rows, "lse holds {} floats; accepted: 0 or batch * queries * heads = {}",
@@ -32,20 +33,22 @@ void attention(const AttentionInput& in, const AttentionOptions& options, std::s
   base::require_address("out", out);
   base::require_address("lse", lse);
   base::require_apart<float>("out", out, "lse", lse);
-  base::Buffer states(state_count(problem) * sizeof(float));
+  const kernels::Problem problem = kernels::make_problem(in, options);
+  const std::size_t floats = rows * state_floats(in.v.head_dim);
+  base::Buffer states(floats * sizeof(float));
   kernels::attention_states_on(kernels::active_target(), problem, states.as<float>(), pool);
-  parallel::finalize_on(pool, {states.as<float>(), state_count(problem)}, problem.v.head_dim, problem.sinks, out, lse);
+  parallel::finalize_on(pool, {states.as<float>(), floats}, in.v.head_dim, problem.sinks, out, lse);
 }
 
 void attention_states(const AttentionInput& in, const AttentionOptions& options, std::span<float> states,
                       ThreadPool& pool) {
+  const std::size_t floats = checked_rows(in) * state_floats(in.v.head_dim);
+  require(states.size() == floats, "states holds {} floats; accepted: batch * queries * heads * (v.head_dim + 2) = {}",
+          states.size(), floats);
+  base::require_address("states", states);
   const kernels::Problem problem = kernels::make_problem(in, options);
   require(options.sinks.empty(), "sinks holds {} logits; accepted: none here, pass them to finalize_states once",
           options.sinks.size());
-  require(states.size() == state_count(problem),
-          "states holds {} floats; accepted: batch * queries * heads * (v.head_dim + 2) = {}", states.size(),
-          state_count(problem));
-  base::require_address("states", states);
   kernels::attention_states_on(kernels::active_target(), problem, states.data(), pool);
 }
 

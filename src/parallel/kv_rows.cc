@@ -48,7 +48,7 @@ void check_source(std::string_view name, const KvView& source, std::int64_t kv_h
   require(source.data != nullptr, "{}.data = null with {} tokens; accepted: their address", name, source.tokens);
   require(source.dtype != DType::kInt8 || source.scales != nullptr,
           "{}.scales = null with int8 values; accepted: one float32 per token and head", name);
-  require(source.scales == nullptr || has_scales(source.dtype),
+  require(source.scales == nullptr || kernels::has_scales(source.dtype),
           "{}.scales = {} with {} values; accepted: scales for int8 and fp8 only", name,
           static_cast<const void*>(source.scales), dtype_name(source.dtype));
   const bool has_pages = source.page_table != nullptr || source.pages != 0 || source.pages_per_sequence != 0;
@@ -88,7 +88,7 @@ void store_rows(const KvView& source, std::int64_t first, std::int64_t count, DT
       std::memcpy(rows, kernels::kv_row(source, 0, token, 0), row_bytes * static_cast<std::size_t>(source.kv_heads));
     }
     for (std::int64_t head = 0; head < source.kv_heads; ++head, rows += row_bytes) {
-      float* scale = has_scales(type) ? scales++ : nullptr;
+      float* scale = kernels::has_scales(type) ? scales++ : nullptr;
       if (!same) {
         base::load_row_as_float(kernels::kv_row(source, 0, token, head), source.dtype, dim, wide);
         convert_row(wide, dim, type, rows, scale);

@@ -10,9 +10,6 @@
 
 namespace treeattn::parallel {
 
-// Whether a type keeps a float32 scale per row of a head.
-constexpr bool has_scales(DType type) { return type == DType::kInt8 || type == DType::kFp8E4M3; }
-
 // Throws InvalidArgument unless the view is one sequence of rows [tokens, kv_heads, dim] of the type, or of one that
 // can be converted. The page table is not read: see check_pages.
 void check_source(std::string_view name, const KvView& source, std::int64_t kv_heads, std::int64_t dim, DType type);

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "kernels/head_dims.h"
+#include "kernels/problem.h"
 #include "parallel/choose_link.h"
 #include "parallel/kv_rows.h"
 #include "plan/tree_order.h"
@@ -68,7 +69,7 @@ TokenBytes token_bytes(const KvCacheConfig& config) {
   const auto rows = [&](std::int64_t dim, DType type) {
     return heads * static_cast<std::size_t>(dim) * dtype_size(type);
   };
-  const auto scales = [&](DType type) { return has_scales(type) ? heads * sizeof(float) : 0; };
+  const auto scales = [&](DType type) { return kernels::has_scales(type) ? heads * sizeof(float) : 0; };
   return {rows(config.k_dim, config.k_type), rows(config.v_dim, config.v_type), scales(config.k_type),
           scales(config.v_type)};
 }
