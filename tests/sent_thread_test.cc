@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -14,18 +15,23 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "address_limit.h"
 #include "comm/group.h"
 #include "comm/note.h"
 #include "comm/tcp_card.h"
 #include "comm/tcp_header.h"
 #include "comm/tcp_socket.h"
 #include "parallel/agree.h"
+#include "parallel/kv_format.h"
+#include "parallel/kv_store.h"
 #include "tcp_knock.h"
 #include "tcp_ranks.h"
 #include "treeattn/communicator.h"
 #include "treeattn/error.h"
+#include "treeattn/kv_cache.h"
 
 namespace treeattn {
 namespace {
@@ -54,6 +60,11 @@ class Impostor {
     say(rank0_, bytes_of(card));
   }
   void say(const Bytes& bytes) const { say(rank0_, bytes); }
+  // Until rank 0 has had enough.
+  void say_without_end(const Bytes& bytes) const {
+    while (::send(rank0_.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size())) {
+    }
+  }
 
  private:
   static void say(const comm::Socket& to, const Bytes& bytes) {
@@ -64,12 +75,16 @@ class Impostor {
 };
 
 // What rank 0 says to that, in a barrier.
-std::string error_of_rank0(const Bytes& bytes) {
+std::string error_of_rank0(const std::function<void(const Impostor&)>& speech) {
   const int port = testing::free_port();
   std::string what = "no error";
   std::thread rank0([&] {
     try {
-      const auto world = tcp_communicator(TcpPlace{0, 2, "127.0.0.1", port});
+      std::shared_ptr<Communicator> world;
+      {
+        const testing_base::AddressLimit limit(std::size_t{256} << 20);  // as if there were little memory
+        world = tcp_communicator(TcpPlace{0, 2, "127.0.0.1", port});
+      }
       world->barrier();
     } catch (const Error& error) {
       what = error.what();
@@ -79,10 +94,13 @@ std::string error_of_rank0(const Bytes& bytes) {
   });
   {
     const Impostor impostor(port);
-    impostor.say(bytes);
+    speech(impostor);
   }
   rank0.join();
   return what;
+}
+std::string error_of_rank0(const Bytes& bytes) {
+  return error_of_rank0([&](const Impostor& impostor) { impostor.say(bytes); });
 }
 
 Bytes message(const comm::TcpHeader& header, const Bytes& content = {}) {
@@ -131,6 +149,24 @@ TEST(Sent, MessagesOverTcpThatNobodySends) {
   for (const Lie& lie : lies) {
     const std::string what = error_of_rank0(lie.bytes);
     EXPECT_NE(what.find(lie.answer), std::string::npos) << what << "\nnot: " << lie.answer;
+  }
+}
+
+// Messages of another tag than that of the barrier, one that has no end.
+TEST(Sent, TcpHasAnEndForWhoeverSendsWithout) {
+  const Bytes megabyte(std::size_t{1} << 20);
+  const std::vector<std::pair<Bytes, Bytes>> floods = {
+      {{}, message({9, 0, megabyte.size()}, megabyte)},
+      {message({9, 0, std::uint64_t{1} << 47}), megabyte},
+  };
+  for (const auto& [first, then] : floods) {
+    const std::string what = error_of_rank0([&](const Impostor& impostor) {
+      impostor.say(first);
+      impostor.say_without_end(then);
+    });
+    EXPECT_EQ(what.find("rank 1 sent "), 0u) << what;
+    EXPECT_NE(what.find(" bytes that nobody has asked for; accepted: 268435456 of all ranks"), std::string::npos)
+        << what;
   }
 }
 
@@ -220,6 +256,31 @@ TEST(Sent, AnswersThatNobodyGives) {
       [](Communicator& world) {
         parallel::gathered(world, Entry{0, 0, 1 << 30});
       });
+}
+
+TEST(Sent, LengthsThatNoSequenceHas) {
+  const KvCacheConfig config{.kv_heads = 1, .k_dim = 64, .v_dim = 64};
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& world) {
+    KvCache cache(world, config);
+    cache.add_sequence();
+    try {
+      if (world->rank() == 0) {
+        cache.adopt(world);
+        ADD_FAILURE() << "taken";
+        return;
+      }
+      // As KvStore::adopt, up to the lengths.
+      parallel::require_same(*world, parallel::digest(parallel::make_shares(*world, config, {})), "weights");
+      parallel::gathered(*world, std::int64_t{1});
+      std::array<std::int64_t, 2> length_and_rank = {-5, 1};
+      parallel::combine_over_ranks(*world, std::span(&length_and_rank, 1),
+                                   [](auto a, auto b) { return std::min(a, b); });
+    } catch (const Error& error) {
+      EXPECT_EQ(world->rank(), 0);
+      EXPECT_EQ(std::string(error.what()),
+                "rank 1 sent -5 as the length of a sequence; accepted: 0 or more, -1 where it has none");
+    }
+  });
 }
 
 TEST(Sent, WhatIsSharedComesWhole) {

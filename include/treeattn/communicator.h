@@ -185,11 +185,12 @@ struct TcpPlace {
 // launchers such as torchrun set; where torchrun itself listens at that port (TORCHELASTIC_USE_AGENT_STORE), rank 0
 // does at the next one. The job is TREEATTN_JOB, else TORCHELASTIC_RUN_ID (torchrun's "none" is no name), else
 // SLURM_JOB_ID with SLURM_STEP_ID, else empty. Every two ranks get a connection; nothing is encrypted, and who knows
-// the job is believed, so use it in a network you trust. Collective: waits for all ranks, as long as the deadline; one
-// that left meanwhile may come again. One of another job is sent away and told why, and the others are waited for.
-// Throws Unavailable when they do not come, this one is of another job than rank 0, one is of a version that speaks
-// otherwise, this process may open fewer files than there are ranks, or the environment says nothing; InvalidArgument
-// when it says what cannot be.
+// the job is believed, so use it in a network you trust. What comes before it is asked for may take up half of the
+// memory that is there now (256 MiB at least); then the rank that has sent the most of it is taken for gone.
+// Collective: waits for all ranks, as long as the deadline; one that left meanwhile may come again. One of another job
+// is sent away and told why, and the others are waited for. Throws Unavailable when they do not come, this one is of
+// another job than rank 0, one is of a version that speaks otherwise, this process may open fewer files than there are
+// ranks, or the environment says nothing; InvalidArgument when it says what cannot be.
 std::shared_ptr<Communicator> tcp_communicator(RankOptions options = {});
 std::shared_ptr<Communicator> tcp_communicator(const TcpPlace& place, RankOptions options = {});
 // Whether the environment says so: RANK, WORLD_SIZE, and MASTER_PORT or MASTER_ADDR are set.
@@ -197,7 +198,8 @@ bool launched_by_tcp();
 
 // Collective, for ranks that are processes; run_ranks() does it for threads. Those of one machine that may use the same
 // cores, as launchers that bind none leave them, get each its own part of these: else the thread pools of all would pin
-// their threads to the same ones. Holds the calling thread on its part and returns how many cores that has.
+// their threads to the same ones. Holds the calling thread on its part and returns how many cores that has, or its part
+// of the time that a control group gives them where that is less.
 int take_own_cores(Communicator& communicator);
 
 }  // namespace treeattn

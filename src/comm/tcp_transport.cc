@@ -15,6 +15,8 @@
 #include <new>
 #include <utility>
 
+#include "base/available_memory.h"
+#include "base/sent.h"
 #include "comm/group.h"
 #include "comm/tcp_header.h"
 #include "comm/tcp_mesh.h"
@@ -30,6 +32,11 @@ namespace {
 constexpr std::size_t kCopyUpTo = std::size_t{64} << 10;
 // Room that is made for a message nobody has asked for because its header says so. Beyond that, as much as has come.
 constexpr std::size_t kBelievedBytes = std::size_t{16} << 20;
+// What has come and nobody has asked for yet may take up half of the memory that there is when the ranks meet, and at
+// least so much: far more than a rank that is some calls ahead sends. Whoever sends without end would take all of it.
+constexpr std::size_t kLeastUnasked = std::size_t{256} << 20;
+// Read from one rank before the others have their turn, and the caller a look at its deadline.
+constexpr std::size_t kTurnBytes = std::size_t{64} << 20;
 // How often a waiting rank polls without sleeping, and how long it then sleeps at most.
 constexpr int kPolls = 64;
 constexpr int kNapMilliseconds = 5;
@@ -61,6 +68,7 @@ struct Unasked {
   int tag = 0;
   bool given_up = false;
   std::vector<std::byte> data;
+  std::size_t held = 0;  // of Peer::unasked_bytes; what a rank sends to itself is no part of them
 };
 
 // One connection.
@@ -68,6 +76,7 @@ struct Peer {
   Socket socket;
   std::deque<Outgoing> out;
   std::deque<Unasked> unasked;
+  std::size_t unasked_bytes = 0;  // that `unasked` and `content` take up
   bool gone = false;
 
   // The message that is coming in.
@@ -115,7 +124,7 @@ class TcpTransport final : public Transport {
     auto operation = std::make_shared<TcpSend>();
     operation->owner = std::move(owner);
     if (to == rank_) {
-      deliver(peers_[index(to)], to, {tag, false, {data.begin(), data.end()}});
+      deliver(peers_[index(to)], to, {tag, false, {data.begin(), data.end()}, 0});
       operation->done = true;
       return operation;
     }
@@ -140,13 +149,15 @@ class TcpTransport final : public Transport {
     operation->from = from;
     operation->tag = tag;
     operation->data = data;
-    auto& unasked = peers_[index(from)].unasked;
+    Peer& peer = peers_[index(from)];
+    auto& unasked = peer.unasked;
     const auto found =
         std::find_if(unasked.begin(), unasked.end(), [&](const Unasked& message) { return message.tag == tag; });
     if (found == unasked.end()) {
       posted_.push_back(operation.get());
     } else {
       hand_over(*operation, *found);
+      release(peer, found->held);
       unasked.erase(found);
     }
     return operation;
@@ -307,11 +318,12 @@ class TcpTransport final : public Transport {
   static void stop_sending(Peer& peer) { peer.out.clear(); }
 
   void read_from(Peer& peer, int from) {
-    for (;;) {
+    for (std::size_t read = 0; read < kTurnBytes;) {
       if (peer.header_bytes < sizeof(TcpHeader)) {
         auto head = std::as_writable_bytes(std::span(&peer.header, 1)).subspan(peer.header_bytes);
         const std::size_t got = take(peer, head);
         if (got == 0) return;
+        read += got;
         peer.header_bytes += got;
         if (peer.header_bytes < sizeof(TcpHeader)) return;
         check_or_lose(peer, from);
@@ -320,7 +332,9 @@ class TcpTransport final : public Transport {
       while (peer.data_bytes < peer.header.bytes) {
         const std::size_t got = take(peer, room_for_next(peer));
         if (got == 0) return;
+        read += got;
         peer.data_bytes += got;
+        if (read >= kTurnBytes && peer.data_bytes < peer.header.bytes) return;
       }
       end_content(peer, from);
     }
@@ -341,7 +355,10 @@ class TcpTransport final : public Transport {
     if (peer.header.tag == kDropped) return std::span(dropped_).first(std::min(left, dropped_.size()));
     if (peer.receive != nullptr) return peer.receive->data.subspan(peer.data_bytes);
     if (peer.data_bytes == peer.content.size()) {
-      peer.content.resize(peer.data_bytes + std::min(left, std::max(peer.data_bytes, kBelievedBytes)));
+      const std::size_t more = std::min(left, std::max(peer.data_bytes, kBelievedBytes));
+      require_room(more);
+      peer.content.resize(peer.data_bytes + more);
+      hold(peer, more);
     }
     return std::span(peer.content).subspan(peer.data_bytes);
   }
@@ -359,7 +376,10 @@ class TcpTransport final : public Transport {
     peer.data_bytes = 0;
     peer.receive = nullptr;
     const auto found = find_posted(from, peer.header.tag);
-    if (found == posted_.end() || peer.header.given_up != 0) return;
+    if (found == posted_.end() || peer.header.given_up != 0) {
+      hold(peer, sizeof(Unasked));
+      return require_room(0);
+    }
     TcpReceive& receiving = **found;
     posted_.erase(found);
     if (receiving.data.size() == peer.header.bytes) {
@@ -375,9 +395,11 @@ class TcpTransport final : public Transport {
     if (peer.receive != nullptr) {
       std::exchange(peer.receive, nullptr)->done = true;
     } else if (peer.header.tag == TcpHeader::kNote) {
+      release(peer, sizeof(Unasked) + peer.content.size());  // notes are read after every turn
       notes_.push_back({from, std::move(peer.content)});
     } else if (peer.header.tag != kDropped) {
-      deliver(peer, from, {peer.header.tag, peer.header.given_up != 0, std::move(peer.content)});
+      const std::size_t held = sizeof(Unasked) + peer.content.size();
+      deliver(peer, from, {peer.header.tag, peer.header.given_up != 0, std::move(peer.content), held});
     }
     peer.content = {};
   }
@@ -395,6 +417,32 @@ class TcpTransport final : public Transport {
     }
     hand_over(**found, message);
     posted_.erase(found);
+    release(peer, message.held);
+  }
+
+  void hold(Peer& peer, std::size_t bytes) {
+    peer.unasked_bytes += bytes;
+    unasked_bytes_ += bytes;
+  }
+  void release(Peer& peer, std::size_t bytes) {
+    peer.unasked_bytes -= bytes;
+    unasked_bytes_ -= bytes;
+  }
+
+  // For so many bytes more that nobody has asked for. Where there is none, the rank that has sent the most is given up,
+  // and what it sent.
+  void require_room(std::size_t more) {
+    if (unasked_bytes_ + more <= most_unasked_) return;
+    const auto most = std::max_element(peers_.begin(), peers_.end(),
+                                       [](const Peer& a, const Peer& b) { return a.unasked_bytes < b.unasked_bytes; });
+    const auto from = static_cast<int>(most - peers_.begin());
+    const std::size_t sent = most->unasked_bytes;
+    lose(*most);
+    most->unasked.clear();
+    most->content = {};
+    release(*most, sent);
+    base::require_sent(false, from, "{} bytes that nobody has asked for; accepted: {} of all ranks together", sent,
+                       most_unasked_);
   }
 
   // A receive that meets a message that was given up is never done.
@@ -417,6 +465,8 @@ class TcpTransport final : public Transport {
   std::vector<int> nodes_;
   std::vector<TcpReceive*> posted_;  // not done and not coming in, as they were asked for
   std::deque<ReceivedNote> notes_;
+  const std::size_t most_unasked_ = std::max(kLeastUnasked, base::available_memory() / 2);
+  std::size_t unasked_bytes_ = 0;  // of all peers
   bool broken_ = false;
   std::array<std::byte, kCopyUpTo> dropped_;  // what nobody wants, one piece over the other
 };

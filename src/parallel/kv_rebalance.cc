@@ -268,19 +268,21 @@ void KvStore::cut_to_common(Communicator& communicator) {
     base::require_sent(all[r] >= 0, static_cast<int>(r), "{} as its next sequence; accepted: 0 or more", all[r]);
     next_ = std::min(next_, all[r]);
   }
-  std::vector<std::int64_t> lengths(static_cast<std::size_t>(next_), kDropped);
+  struct Held {
+    std::int64_t length, rank;  // the shortest, and who has it
+  };
+  std::vector<Held> held(static_cast<std::size_t>(next_), {kDropped, communicator.rank()});
   for (const SequenceId id : sequences()) {
-    if (id < next_) lengths[static_cast<std::size_t>(id)] = length(id);
+    if (id < next_) held[static_cast<std::size_t>(id)].length = length(id);
   }
-  combine_over_ranks(communicator, std::span(lengths), [](std::int64_t a, std::int64_t b) { return std::min(a, b); });
-  for (const std::int64_t length : lengths) {
-    if (length < kDropped) {
-      throw Error(fmt::format("a rank sent {} as the length of a sequence; accepted: 0 or more, {} where it has none",
-                              length, kDropped));
-    }
+  combine_over_ranks(communicator, std::span(held), [](Held a, Held b) { return b.length < a.length ? b : a; });
+  for (const Held& one : held) {
+    base::require_sent(one.length >= kDropped, static_cast<int>(one.rank),
+                       "{} as the length of a sequence; accepted: 0 or more, {} where it has none", one.length,
+                       kDropped);
   }
   for (const SequenceId id : sequences()) {
-    const std::int64_t common = id < next_ ? lengths[static_cast<std::size_t>(id)] : kDropped;
+    const std::int64_t common = id < next_ ? held[static_cast<std::size_t>(id)].length : kDropped;
     common == kDropped ? drop(id) : truncate(id, common);
   }
 }
