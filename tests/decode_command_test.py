@@ -50,13 +50,12 @@ def limited(kind):
 
 def check_limit(decode):
     """The machine has the memory, this process may not take it."""
-    # Addresses are asked about before any work; a limit of data is met.
-    for kind, expected in [("RLIMIT_AS", "of memory can be used"), ("RLIMIT_DATA", "memory ran out")]:
+    for kind in ["RLIMIT_AS", "RLIMIT_DATA"]:
         if run(limited(kind) + [decode[0], "--version"]).returncode != 0:
             continue  # the libraries alone take more
         done = run(limited(kind) + decode + ["--tokens", "256k", "--ranks", "1", "--threads", "1",
                                              "--strategy", "merge"])
-        expect(done.returncode == 3 and expected in done.stderr,
+        expect(done.returncode == 3 and "of memory can be used" in done.stderr,  # asked about before any work
                f"1 GiB, {kind}: exit code {done.returncode}, {done.stderr}")
         done = run(limited(kind) + [decode[0], "info", "--json"])
         expect(done.returncode == 0, f"info in 1 GiB, {kind}: exit code {done.returncode}, {done.stderr}")

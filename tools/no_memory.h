@@ -18,10 +18,11 @@ inline rlim_t memory_limit(int kind) {
   return ::getrlimit(kind, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : 0;
 }
 
-// A limit is named: it counts addresses, so that it may be reached while the machine has memory left.
+// A limit is named: it may be reached while the machine has memory left.
 inline std::string limit_text(const char* otherwise) {
-  const rlim_t limit = memory_limit(RLIMIT_AS);
-  return limit > 0 ? fmt::format("this process may have {} KiB of addresses (ulimit -v)", limit / 1024) : otherwise;
+  const rlim_t addresses = memory_limit(RLIMIT_AS), data = memory_limit(RLIMIT_DATA);
+  if (addresses > 0) return fmt::format("this process may have {} KiB of addresses (ulimit -v)", addresses / 1024);
+  return data > 0 ? fmt::format("this process may have {} KiB of data (ulimit -d)", data / 1024) : otherwise;
 }
 
 inline std::string no_memory_text() {
@@ -29,7 +30,8 @@ inline std::string no_memory_text() {
 }
 
 inline std::string no_threads_text() {
-  return "so many threads cannot be started: " + limit_text("this machine has not enough memory, or a limit");
+  return "so many threads cannot be started: " +
+         limit_text("this machine has not enough memory, or a limit (ulimit -u, pids of a container)");
 }
 
 // The exit code.

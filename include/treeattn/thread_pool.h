@@ -13,7 +13,8 @@ namespace treeattn {
 // affinity mask is then put back. One run at a time: concurrent run() calls from several threads take turns. The cores
 // are those of the affinity mask of the thread that constructs the pool, so give each of several pools its own cores by
 // setting that mask first, or, where ranks are processes, by take_own_cores() (treeattn/communicator.h). A pool of one
-// pins nothing. After fork() the child needs its own pool: run() throws Error.
+// pins nothing, nor does any where there are more cores than time for them (available_cores()). After fork() the child
+// needs its own pool: run() throws Error.
 class ThreadPool {
  public:
   // Requires threads >= 1. Throws InvalidArgument otherwise, std::system_error where so many cannot be started.
@@ -29,7 +30,8 @@ class ThreadPool {
   // have stopped; tasks not begun by then are skipped. Throws Error when called from inside a body of this pool.
   void run(std::size_t tasks, const std::function<void(std::size_t task, int thread)>& body);
 
-  // Cores this process may use.
+  // Cores this process may use: those of the calling thread's affinity mask, or fewer where its control group is given
+  // less of their time, as a container with a CPU limit is.
   static int available_cores();
 
  private:

@@ -15,7 +15,10 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <thread>
 #include <utility>
+
+#include "base/control_group.h"
 
 namespace treeattn::base {
 namespace {
@@ -110,8 +113,7 @@ Machine read_machine() {
   utsname names{};
   machine.architecture = ::uname(&names) == 0 ? names.machine : "unknown";
   machine.logical_cores = static_cast<int>(sysconf_bytes(_SC_NPROCESSORS_ONLN));
-  machine.usable_cores = static_cast<int>(usable_processors().size());
-  if (machine.usable_cores == 0) machine.usable_cores = machine.logical_cores;
+  machine.usable_cores = usable_cores();
   machine.l1d_bytes = cache_bytes("1");
   machine.l2_bytes = cache_bytes("2");
   machine.l3_bytes = cache_bytes("3");
@@ -163,6 +165,14 @@ std::vector<int> usable_processors() {
   return out;
 }
 
+int usable_cores() {
+  const auto processors = static_cast<int>(usable_processors().size());
+  const int allowed = processors > 0 ? processors : static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, std::min(allowed, quota_cores()));
+}
+
+int quota_cores() { return control_group_processors(text_of_file); }
+
 void stay_on(std::span<const int> processors) {
 #if defined(__linux__)
   if (processors.empty()) return;
@@ -181,6 +191,13 @@ std::string machine_name() {
   char name[64] = {};
   ::gethostname(name, sizeof name - 1);
   return name;
+}
+
+std::string control_group_name() {
+  // In a container all groups may be "/": then the namespaces differ.
+  char space[64] = {};
+  if (::readlink("/proc/self/ns/cgroup", space, sizeof space - 1) < 0) space[0] = '\0';
+  return space + text_of_file("/proc/self/cgroup");
 }
 
 }  // namespace treeattn::base

@@ -110,7 +110,7 @@ struct ThreadPool::Impl {
 
   const int size;
   const pid_t process = ::getpid();  // the one that has the threads
-  std::vector<int> processors;       // thread i belongs on processors[i % processors.size()]
+  std::vector<int> processors;       // thread i belongs on processors[i % processors.size()]; empty: anywhere
   bool spin = true;
   std::vector<Worker> workers;  // worker i is thread i + 1
   std::mutex turn;              // one run at a time
@@ -130,6 +130,8 @@ struct ThreadPool::Impl {
 ThreadPool::Impl::Impl(int threads)
     : size(threads), processors(base::usable_processors()), workers(static_cast<std::size_t>(threads - 1)) {
   spin = threads <= available_cores();
+  // Where time is short and not processors, they are others' as well: all containers of a machine would go to the same.
+  if (available_cores() < static_cast<int>(processors.size())) processors.clear();
   try {
     for (std::size_t i = 0; i < workers.size(); ++i) {
       workers[i].thread = std::thread([this, i] { work(i); });
@@ -238,10 +240,6 @@ void ThreadPool::run(std::size_t tasks, const std::function<void(std::size_t tas
   impl_->run(tasks, body);
 }
 
-int ThreadPool::available_cores() {
-  const std::size_t processors = base::usable_processors().size();
-  if (processors > 0) return static_cast<int>(processors);
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
+int ThreadPool::available_cores() { return base::usable_cores(); }
 
 }  // namespace treeattn

@@ -46,7 +46,7 @@ void run_ranks(int ranks, const std::function<void(std::shared_ptr<Communicator>
   std::transform(places.begin(), places.end(), found.begin(),
                  [](const auto& place) { return place.empty() ? 0 : comm::numa_node_of(place.front()); });
   const auto hub = std::make_shared<comm::ThreadHub>("threads", comm::choose_nodes(options.nodes, found),
-                                                     count <= processors.size());
+                                                     ranks <= base::usable_cores());
 
   std::vector<std::exception_ptr> errors(count);
   const auto run = [&](int rank) {
