@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -208,6 +209,44 @@ def check_refusals(model, scratch):
     refused("which has no tokenizer; accepted with --stop", "generate", "--model", GOLDEN / "untied_scaled_f32", "x",
             "--stop", "y")
     refused("which has no tokenizer; accepted by chat", "chat", "--model", GOLDEN / "untied_scaled_f32")
+
+
+def check_incomplete_model(model, scratch):
+    """What is not all there is not taken for what has been left out."""
+    parts = scratch / "parts"
+    parts.mkdir()
+    ask = ["generate", "--model", parts, "x", "-n", "2"]
+    refused(f"--model: {parts}/config.json: not there; accepted: a directory as Hugging Face has them", *ask)
+    (parts / "snapshots").mkdir()
+    refused("those in snapshots are such directories", *ask)
+    shutil.copy(model / "config.json", parts)
+    refused(f"{parts}: no checkpoint; accepted: a directory with model.safetensors or", *ask)
+    # As in a cache of downloads, where names are links.
+    weights = parts / "model.safetensors"
+    weights.symlink_to("blob")
+    refused(f"{weights}: cannot open: No such file or directory", *ask)
+    shutil.copy(model / "model.safetensors", parts / "blob")
+    without = treeattn(*ask)
+    assert f"{parts} has no tokenizer.json" in without.stderr.decode(), without.stderr
+    for name in ["tokenizer.json", "generation_config.json"]:
+        (parts / name).symlink_to("nothing")
+        refused(f"{parts}/{name}: cannot open: No such file or directory", *ask)
+        (parts / name).unlink()
+    shutil.copy(model / "tokenizer.json", parts)
+    (parts / "tokenizer_config.json").symlink_to("nothing")
+    refused("tokenizer_config.json: cannot open: No such file or directory", "chat", "--model", parts)
+    (parts / "tokenizer_config.json").unlink()
+    # Cut while it is in use.
+    chat = subprocess.Popen([TREEATTN, "chat", "--model", parts, "-n", "2", *ORDER], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
+                            env=dict(ENVIRONMENT, ASAN_OPTIONS="handle_sigbus=0:detect_leaks=0"))
+    chat.stdin.write(b"Hello.\n")
+    chat.stdin.flush()
+    chat.stdout.read(1)  # it answers
+    os.truncate(weights, 0)
+    error = chat.communicate(b"And?\n", timeout=60)[1].decode()
+    assert chat.returncode == -signal.SIGBUS and "a file of the model was cut" in error, (chat.returncode, error)
 
 
 def check_other_tensors(model, scratch):
@@ -540,6 +579,7 @@ with tempfile.TemporaryDirectory() as name:
     text = check_ranks(small, scratch_directory)
     check_prompts(small, scratch_directory, text)
     check_refusals(small, scratch_directory)
+    check_incomplete_model(small, scratch_directory)
     check_other_tensors(small, scratch_directory)
     check_other_head(small, scratch_directory)
     check_stats(small)

@@ -3,6 +3,7 @@
 #include "model/config.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "model/generation_config.h"
 #include "model/sampler.h"
@@ -187,9 +188,12 @@ TEST(ModelConfig, RefusesWhatIsNoJson) {
   expect_refused([&] { parse_config(std::string(40, '[') + std::string(40, ']'), "x"); }, {"deep", "32"});
   expect_refused([&] { parse_config(R"({"a": "\ud800"})", "x"); }, {"not JSON"});
   expect_refused([&] { parse_config("version https://git-lfs.github.com/spec/v1\n", "x"); }, {"x", "Git LFS"});
+  expect_refused([&] { parse_config("<!doctype html>", "x"); }, {"not JSON", "last read: '<'"});  // an error's page
   TemporaryDirectory directory;
   expect_refused([&] { read_config(directory.path() / "absent.json"); }, {"absent.json", "No such file"});
   expect_refused([&] { read_config(directory.path()); }, {"not a file"});
+  ASSERT_EQ(::mkfifo((directory.path() / "pipe").c_str(), 0600), 0);
+  expect_refused([&] { read_config(directory.path() / "pipe"); }, {"not a file"});  // and does not wait for a writer
   write_file(directory.path() / "big.json", std::string(2 << 20, ' ') + good);
   expect_refused([&] { read_config(directory.path() / "big.json"); }, {"big.json", "at most 1048576"});
 }

@@ -90,6 +90,7 @@ TEST(Safetensors, RefusesBrokenFrames) {
     std::memcpy(file.data(), &length, sizeof length);
     expect_refused([&] { parse(file); }, {"a header of " + std::to_string(length)});
   }
+  expect_refused([&] { parse("<!doctype html><title>404</title>"); }, {"is this a safetensors file"});
   // What a clone without Git LFS has in its place.
   expect_refused([&] { parse("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 8\n"); }, {"Git LFS"});
   expect_refused([&] { parse(safetensors_file("", "")); }, {"begin with {"});
@@ -131,7 +132,7 @@ TEST(Safetensors, RefusesBrokenEntries) {
   refused({{"a", tensor_entry("F32", {std::int64_t{1} << 62}, 0, 0)}}, 0, {"data_offsets"});
   refused({{"a", tensor_entry("F16", {std::int64_t{1} << 32, std::int64_t{1} << 31}, 0, 0)}}, 0, {"data_offsets"});
   refused({{"a", tensor_entry("F16", {std::int64_t{1} << 40, std::int64_t{1} << 40, 0}, 0, 0)}}, 0, {"data_offsets"});
-  refused(with("data_offsets", {0, 16}), 8, {"data_offsets[1]", "16"});
+  refused(with("data_offsets", {0, 16}), 8, {"data_offsets[1] is 16", "at most 8, where the file ends"});
   refused(with("data_offsets", {8, 0}), 8, {"data_offsets[1]"});
   refused(with("data_offsets", {-8, 0}), 8, {"data_offsets[0]"});
   refused(with("data_offsets", {0, std::uint64_t{1} << 63}), 8, {"data_offsets[1]"});

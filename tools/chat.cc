@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/sent.h"
 #include "command.h"
 #include "model/session.h"
@@ -206,8 +207,7 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const model::Cha
 // Where a model says how it chats, that must be the way we write. One without a word on it is taken at its tokens.
 model::ChatForm read_chat_form(const std::filesystem::path& directory) {
   const std::filesystem::path file = directory / "tokenizer_config.json";
-  std::error_code ignored;
-  if (!std::filesystem::exists(file, ignored)) return {};
+  if (!base::is_there(file)) return {};
   return model::llama3_chat_form(model::read_tokenizer_config(file), file.string());
 }
 

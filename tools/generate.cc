@@ -205,6 +205,10 @@ int run(const GenerateCommand& options) {
   base::require(!prompt.empty() || goes_on, "{} is empty; accepted: a text", source);
   const bool first = options.load.empty();
   const std::vector<std::int32_t> tokens = tokens_of(plan.model, prompt, first);
+  if (!plan.model.tokenizer && !plan.model.directory.empty() && launch_rank() == 0) {
+    print_note("treeattn: {} has no tokenizer.json: the bytes of the prompt are its tokens, and tokens are numbers\n",
+               plan.model.directory.string());
+  }
   const std::int64_t context = plan.model.config.context;
   const auto length = static_cast<std::int64_t>(tokens.size());
   base::require(length < context, "the prompt has {} tokens; accepted: fewer than the model's context, {}", length,

@@ -102,6 +102,22 @@ void hold_closed_streams() {
   }
 }
 
+// Weights lie in mapped files, messages of MPI in shared ones, and no call says that one was cut meanwhile or has no
+// room: the touch of what is not there does. Whoever has other plans with the signal, such as a sanitizer, keeps them.
+void explain_bus_error() {
+  struct sigaction action {};
+  if (::sigaction(SIGBUS, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
+  action.sa_flags = SA_RESETHAND;  // the touch comes again when the handler returns, and ends the process
+  action.sa_handler = [](int) {
+    constexpr std::string_view kText =
+        "treeattn: a file of the model was cut while it was in use, its disk failed, or /dev/shm is full\n";
+    if (::write(STDERR_FILENO, kText.data(), kText.size()) < 0) {
+      // Nobody listens.
+    }
+  };
+  ::sigaction(SIGBUS, &action, nullptr);
+}
+
 constexpr char kNoOutput[] = "standard output cannot be written";
 
 // What was printed may still lie in a buffer, and the disk may be full: then it is lost, and nobody may believe
@@ -151,6 +167,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   using namespace treeattn;
   tools::hold_closed_streams();
+  tools::explain_bus_error();
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow (ulimit -f) is then refused as one on a full disk is
   try {
     return tools::after_printing(tools::run(argc, argv));

@@ -23,11 +23,16 @@ void throw_errno(const std::filesystem::path& path, std::string_view what) {
   throw_bad_file(path, fmt::format("cannot {}: {}", what, std::generic_category().message(errno)));
 }
 
+bool is_there(const std::filesystem::path& path) {
+  struct stat status {};
+  return ::lstat(path.c_str(), &status) == 0 || (errno != ENOENT && errno != ENOTDIR);
+}
+
 File::File(const std::filesystem::path& path, int flags)
     : path_(path), descriptor_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
 
 File File::open(const std::filesystem::path& path) {
-  File file(path, O_RDONLY);
+  File file(path, O_RDONLY | O_NONBLOCK);  // a pipe is refused, not waited for
   if (file.descriptor_ < 0) throw_errno(path, "open");
   struct stat status {};
   if (::fstat(file.descriptor_, &status) != 0) throw_errno(path, "look at");

@@ -16,6 +16,10 @@ namespace treeattn::base {
 // "cannot <what>", and why, as the system's last call said.
 [[noreturn]] void throw_errno(const std::filesystem::path& path, std::string_view what);
 
+// Whether a name is taken. So it is by a link to nothing and by what may not be looked at, too: to open it says why
+// not.
+bool is_there(const std::filesystem::path& path);
+
 // Movable, closed at the end.
 class File {
  public:

@@ -68,12 +68,11 @@ class Shards : public Checkpoint {
 std::unique_ptr<Checkpoint> open_checkpoint(const std::filesystem::path& directory) {
   const auto single = directory / "model.safetensors";
   const auto index = directory / "model.safetensors.index.json";
-  std::error_code ignored;
-  if (std::filesystem::exists(single, ignored)) return std::make_unique<SingleFile>(single);
-  if (std::filesystem::exists(index, ignored)) return std::make_unique<Shards>(index);
+  if (base::is_there(single)) return std::make_unique<SingleFile>(single);
+  if (base::is_there(index)) return std::make_unique<Shards>(index);
   base::throw_bad_file(directory,
                        "no checkpoint; accepted: a directory with model.safetensors or "
-                       "model.safetensors.index.json");
+                       "model.safetensors.index.json (.gguf, .bin and .pth are not read)");
 }
 
 }  // namespace treeattn::model

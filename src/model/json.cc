@@ -60,7 +60,9 @@ Json parse_json(std::string_view text, const std::string& name, int depth_limit)
   try {
     return Json::parse(text.begin(), text.end(), watch);
   } catch (const Json::exception& error) {
-    base::throw_bad_file(name, fmt::format("not JSON: {}", shown(error.what())));
+    std::string_view why = error.what();  // after its own name in brackets
+    why.remove_prefix(why.find("] ") == why.npos ? 0 : why.find("] ") + 2);
+    base::throw_bad_file(name, fmt::format("not JSON: {}", shown(why)));
   }
 }
 

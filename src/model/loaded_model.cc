@@ -65,17 +65,25 @@ std::shared_ptr<const Checkpoint> ModelDescription::open() const {
 ModelDescription describe_model(const std::filesystem::path& directory) {
   ModelDescription out;
   out.directory = directory;
-  out.config = read_config(directory / "config.json");
-  std::error_code ignored;
+  const auto config = directory / "config.json";
+  if (!base::is_there(config)) {
+    const bool cache = base::is_there(directory / "snapshots");  // of what Hugging Face's programs have fetched
+    base::throw_bad_file(
+        config,
+        fmt::format("not there; accepted: a directory as Hugging Face has them, on this machine, with config.json "
+                    "and *.safetensors (.gguf, .bin and .pth are not read){}",
+                    cache ? "; those in snapshots are such directories" : ""));
+  }
+  out.config = read_config(config);
   // Chat models name more of these than config.json does.
-  if (const auto file = directory / "generation_config.json"; std::filesystem::exists(file, ignored)) {
+  if (const auto file = directory / "generation_config.json"; base::is_there(file)) {
     out.generation = read_generation_config(file);
     for (const std::int32_t token : out.generation.eos) {
       const bool known = std::find(out.config.eos.begin(), out.config.eos.end(), token) != out.config.eos.end();
       if (!known) out.config.eos.push_back(token);
     }
   }
-  if (const auto file = directory / "tokenizer.json"; std::filesystem::exists(file, ignored)) {
+  if (const auto file = directory / "tokenizer.json"; base::is_there(file)) {
     out.tokenizer = std::make_shared<Tokenizer>(Tokenizer::read(file));
   }
   return out;

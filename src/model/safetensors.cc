@@ -69,8 +69,11 @@ SafetensorsEntry read_entry(const JsonNode& node, std::uint64_t data, std::uint6
   const JsonNode offsets = node.at("data_offsets");
   const auto both = offsets.elements(2);
   if (both.size() != 2) offsets.refuse("[begin, end]");
-  const std::int64_t begin = both[0].integer(0, static_cast<std::int64_t>(data_bytes));
-  const std::int64_t end = both[1].integer(begin, static_cast<std::int64_t>(data_bytes));
+  const std::int64_t begin = both[0].integer(0, std::numeric_limits<std::int64_t>::max());
+  const std::int64_t end = both[1].integer(begin, std::numeric_limits<std::int64_t>::max());
+  if (static_cast<std::uint64_t>(end) > data_bytes) {
+    both[1].refuse(fmt::format("at most {}, where the file ends; is all of it here?", data_bytes));
+  }
   entry.begin = data + static_cast<std::uint64_t>(begin);
   entry.end = data + static_cast<std::uint64_t>(end);
   if (const auto element = stored_size(entry.dtype)) {
@@ -122,7 +125,9 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> file, const std::
   std::memcpy(&length, file.data(), sizeof length);
   const std::uint64_t most = std::min<std::uint64_t>(kLongestHeader, file.size() - kLengthBytes);
   if (length > most) {
-    base::throw_bad_file(name, fmt::format("a header of {} bytes; accepted: at most {}", length, most));
+    base::throw_bad_file(name, fmt::format("a header of {} bytes; accepted: at most {}; is this a safetensors file, "
+                                           "and all of it?",
+                                           length, most));
   }
   const std::string_view text = all.substr(kLengthBytes, static_cast<std::size_t>(length));
   if (!text.starts_with('{')) base::throw_bad_file(name, "the header does not begin with {; accepted: a JSON object");

@@ -69,8 +69,7 @@ TokenizerConfig parse_tokenizer_config(std::string_view text, const std::string&
 TokenizerConfig read_tokenizer_config(const std::filesystem::path& file) {
   TokenizerConfig config = parse_tokenizer_config(base::read_text(file, kLargestTokenizerConfig), file.string());
   const auto beside = file.parent_path() / "chat_template.jinja";
-  std::error_code ignored;
-  if (std::filesystem::exists(beside, ignored)) config.chat_template = base::read_text(beside, kLargestTokenizerConfig);
+  if (base::is_there(beside)) config.chat_template = base::read_text(beside, kLargestTokenizerConfig);
   return config;
 }
 
