@@ -7,10 +7,13 @@
 #include <cstddef>
 #include <cstdio>
 #include <functional>
+#include <latch>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -245,21 +248,18 @@ class WatchedTransport final : public comm::Transport {
   const Change change_;
 };
 
-// Ranks 0 to 2 as threads, of which rank 1 comes to an end when it would send a message after so many, and of those
-// that rank 2 sends are changed.
-void run_with_mortal_rank(int messages, const std::function<void(std::shared_ptr<Communicator>)>& body,
-                          const WatchedTransport::Change& change = {}) {
-  const auto end = [left = messages](std::span<const std::byte>) mutable -> WatchedTransport::Content {
-    if (left-- == 0) throw Gone();
-    return nullptr;
-  };
-  const auto hub = std::make_shared<comm::ThreadHub>("threads", std::vector<int>(3, 0), false);
+// Ranks as threads, of which some have their messages watched.
+void run_watched(int ranks, const std::map<int, WatchedTransport::Change>& changes,
+                 const std::function<void(std::shared_ptr<Communicator>)>& body) {
+  const auto hub =
+      std::make_shared<comm::ThreadHub>("threads", std::vector<int>(static_cast<std::size_t>(ranks)), false);
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < 3; ++rank) {
+  for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       auto transport = comm::thread_transport(hub, rank);
-      if (rank == 1) transport = std::make_shared<WatchedTransport>(std::move(transport), end);
-      if (rank == 2 && change) transport = std::make_shared<WatchedTransport>(std::move(transport), change);
+      if (const auto change = changes.find(rank); change != changes.end()) {
+        transport = std::make_shared<WatchedTransport>(std::move(transport), change->second);
+      }
       try {
         body(std::make_shared<Communicator>(std::move(transport)));
       } catch (const Gone&) {
@@ -268,6 +268,19 @@ void run_with_mortal_rank(int messages, const std::function<void(std::shared_ptr
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// Ranks 0 to 2, of which rank 1 comes to an end when it would send a message after so many, and of those that rank 2
+// sends are changed.
+void run_with_mortal_rank(int messages, const std::function<void(std::shared_ptr<Communicator>)>& body,
+                          const WatchedTransport::Change& change = {}) {
+  const auto end = [left = messages](std::span<const std::byte>) mutable -> WatchedTransport::Content {
+    if (left-- == 0) throw Gone();
+    return nullptr;
+  };
+  std::map<int, WatchedTransport::Change> changes = {{1, end}};
+  if (change) changes[2] = change;
+  run_watched(3, changes, body);
 }
 
 // Wherever it came in a step: of those who are left, one may have a token more than another, or none to go on with.
@@ -295,6 +308,76 @@ TEST(SessionLoss, AfterTheErrorALaterCallMayRecover) {
       EXPECT_EQ(texts[0], texts[1]) << messages;
       EXPECT_TRUE(with_prompt || std::equal(texts[0].begin(), texts[0].end(), want.begin())) << messages;
     }
+  }
+}
+
+// Rank 1 ends when rank 0 has heard from all that the call is refused, and rank 2 not: rank 0 makes its next call while
+// rank 2 is about to ask for the reasons again, and each would take the other's call for its own.
+TEST(SessionLoss, WhoHasNotHeardOfARefusalIsACallBehind) {
+  const SmallModel model;
+  const auto prompt = random_tokens(20, 301, 7);
+  std::atomic<bool> refused = false;
+  const auto end = [&, sent = 0](std::span<const std::byte>) mutable -> WatchedTransport::Content {
+    if (sent++ == 0) return nullptr;
+    while (!refused) std::this_thread::yield();
+    throw Gone();
+  };
+  run_watched(3, {{1, end}}, [&](const std::shared_ptr<Communicator>& world) {
+    SessionRank rank(model, world, nullptr);
+    if (world->rank() == 0) {
+      EXPECT_THROW(rank.session.generate({}, recovering(5)), InvalidArgument);
+      refused = true;
+    }
+    try {
+      rank.session.generate(world->rank() == 0 ? prompt : std::vector<std::int32_t>(), recovering(5));
+      ADD_FAILURE() << "rank " << world->rank() << " went on alone";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("lost between two prompts"), std::string::npos) << error.what();
+    }
+  });
+}
+
+// Rank 1 is gone, and rank 2 goes while the others agree on what is left of several texts.
+TEST(LlamaLoss, ASecondLossInARecoveryLeavesEveryText) {
+  const SmallModel model;
+  const std::vector<std::int32_t> words = {1, 2, 3};
+  std::vector<float> want;
+  const auto take_part = [&](const std::shared_ptr<Communicator>& world, std::latch& all_are_ready,
+                             std::atomic<bool>& recovering) {
+    SessionRank rank(model, world, nullptr);
+    Llama& llama = rank.session.llama();
+    std::vector<SequenceId> ids = llama.sequences();
+    while (ids.size() < words.size()) ids.push_back(llama.add_sequence());
+    for (const SequenceId id : ids) llama.prefill(id, random_tokens(10 + 60 * id, 301, 7), {});
+    all_are_ready.arrive_and_wait();
+    if (world->rank() == 1) return;
+    std::vector<float> logits(words.size() * 301);
+    for (bool said = false; !said;) {
+      try {
+        llama.decode(ids, words, logits);
+        said = true;
+      } catch (const LostRanks&) {
+        if (world->rank() == 2) recovering = true;
+        llama.recover();
+        for (const SequenceId id : ids) EXPECT_EQ(llama.transcript(id).length(), 10 + 60 * id);
+      }
+    }
+    if (world->size() == 1) want = logits;
+    EXPECT_EQ(logits, want);
+  };
+  std::atomic<bool> never = false;
+  std::latch alone(1);
+  take_part(self_communicator(), alone, never);
+  for (int messages = 0; messages < 24; messages += static_cast<int>(thinning())) {
+    SCOPED_TRACE(messages);
+    std::latch all_are_ready(4);
+    std::atomic<bool> recovering = false;
+    const auto end = [&, left = messages](std::span<const std::byte>) mutable -> WatchedTransport::Content {
+      if (recovering && left-- == 0) throw Gone();
+      return nullptr;
+    };
+    run_watched(4, {{2, end}},
+                [&](const std::shared_ptr<Communicator>& world) { take_part(world, all_are_ready, recovering); });
   }
 }
 

@@ -257,6 +257,33 @@ TEST(Session, APromptCanBeLeftAndTakenUpAgain) {
   }
 }
 
+// The last token of a prompt goes through the layers as one of a prompt, also where it waited alone in a file: on a GPU
+// that has other bits than decoding it.
+TEST(Session, OneTokenThatIsLeftOfAPromptIsNotTakenForOneThatWasSaid) {
+  const SmallModel model;
+  const std::vector<std::int32_t> prompt = random_tokens(129, 301, 4);
+  const TemporaryDirectory directory;
+  SessionRank whole(model, self_communicator(), nullptr), cut(model, self_communicator(), nullptr);
+  whole.session.generate(prompt, tokens_of(5));
+  const auto blocks = [](Session& session) {
+    const Transcript& text = session.llama().transcript(0);
+    return text.blocks(0, text.length(), 64);
+  };
+  std::atomic<bool> flag = false;
+  GenerateOptions options = tokens_of(5);
+  options.interrupt = &flag;
+  TextListener listener;
+  listener.prefill = [&](std::int64_t done, std::int64_t) { flag = done == 128; };
+  EXPECT_EQ(cut.session.generate(prompt, options, listener).reason, StopReason::kInterrupted);
+  cut.session.save(directory.path());
+  Session loaded = Session::load(directory.path(), model.weights, self_communicator(), *cut.ops, cut.pool, nullptr);
+  for (Session* session : {&loaded, &cut.session}) {
+    session->generate({}, tokens_of(5));
+    EXPECT_EQ(session->tokens(), whole.session.tokens());
+    EXPECT_EQ(blocks(*session), blocks(whole.session));
+  }
+}
+
 TEST(Session, BadPromptsAreRefused) {
   const SmallModel model;
   SessionRank rank(model, self_communicator(), nullptr);

@@ -117,9 +117,11 @@ class KvCache {
   // Collective over `survivors`, a communicator that Communicator::shrink made of this cache's (or of one like it).
   // Takes it over, spreads the branches by the weights (empty: equal) and returns what this rank now carries and has no
   // content for, because the rank that had it is gone: zeros, to be filled by write() before the next collective call.
-  // Survivors of a loss may be a call apart: sequences are cut to the shortest length that one of them has, and those
-  // that one of them lacks are dropped. length() says where to go on. (Only lengths are compared: between a truncate
-  // and an append that puts other tokens in the place of those cut off, let there be a collective call.)
+  // Survivors of a loss may be some calls apart, as decode does not wait for a rank that carries nothing: sequences are
+  // cut to the shortest length that one of them has, and those that one of them lacks are dropped. length() says where
+  // to go on. (Only lengths are compared: between a truncate and an append that puts other tokens in the place of those
+  // cut off, let there be a barrier(). What write() put over tokens that were there, since the last barrier(), may be
+  // there on some ranks only: write it again.)
   // Throws InvalidArgument on every rank where their weights differ; the cache is then as it was.
   std::vector<TokenRange> adopt(std::shared_ptr<Communicator> survivors, std::span<const double> weights = {});
 

@@ -49,6 +49,9 @@ class Llama {
 
   SequenceId add_sequence();
   SequenceId fork(SequenceId sequence);
+  // Where it cuts a block of a prefill in two, a recovery that has to compute what is left of the block again does so
+  // with fewer queries at once: then the last bits may be others (transcript.h). After what was decoded, and at the end
+  // of a chunk, they are the same.
   void truncate(SequenceId sequence, std::int64_t length);
   void drop(SequenceId sequence);
   std::vector<SequenceId> sequences() const { return cache_.sequences(); }

@@ -102,23 +102,22 @@ void Llama::finish_recovery(const TokenProgress& progress) {
   if (recovering_) compute_missing(progress);
 }
 
-// A rank may have been a step ahead: what counts is what all have finished.
+// A rank may have been a step ahead: what counts is what all have finished. Nothing is cut before all lengths are
+// known: another rank may be lost on the way, and what was taken out of the transcripts by then would be gone.
 void Llama::agree_on_lengths() {
-  std::map<SequenceId, Transcript> kept;
+  std::map<SequenceId, std::int64_t> lengths;
   for (const SequenceId id : cache_.sequences()) {
-    Transcript& transcript = transcripts_[id];
-    std::int64_t length = std::min(transcript.length(), cache_.length(id));
+    std::int64_t& length = lengths[id];
+    length = std::min(transcripts_[id].length(), cache_.length(id));
     const std::vector<std::int64_t> all = parallel::gathered(*communicator(), length);
     for (std::size_t r = 0; r < all.size(); ++r) {
       base::require_sent(all[r] >= 0, static_cast<int>(r), "{} as the length of sequence {}; accepted: 0 or more",
                          all[r], id);
       length = std::min(length, all[r]);
     }
-    transcript.truncate(length);
-    cache_.truncate(id, length);
-    kept[id] = std::move(transcript);
   }
-  transcripts_ = std::move(kept);
+  std::erase_if(transcripts_, [&](const auto& entry) { return !lengths.contains(entry.first); });
+  for (const auto& [id, length] : lengths) truncate(id, length);
 }
 
 void Llama::compute_missing(const TokenProgress& progress) {

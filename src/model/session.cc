@@ -80,8 +80,8 @@ Session::Session(std::unique_ptr<Llama> llama, const Tokenizer* tokenizer, std::
   known_.assign(tokens.begin(), tokens.end());
   prompt_end_ = static_cast<std::int64_t>(known_.size());
   known_.insert(known_.end(), pending.begin(), pending.end());
-  // One is the last that was said; more are what was left of a prompt.
-  if (pending.size() > 1) prompt_end_ = static_cast<std::int64_t>(known_.size());
+  // One is the last that was said; more, or one and nothing before it, are what was left of a prompt (save).
+  if (pending.size() > 1 || tokens.empty()) prompt_end_ = static_cast<std::int64_t>(known_.size());
   prompt_logits_.resize(static_cast<std::size_t>(llama_->config().vocab));
   logits_ = prompt_logits_;
   members_ = base::counting(llama_->communicator()->size());
@@ -158,8 +158,7 @@ GenerateResult Session::generate(std::span<const std::int32_t> prompt, const Gen
     } catch (const InvalidArgument&) {
       known_.resize(std::min(known_.size(), known));
       prompt_end_ = prompt_end;
-      --calls_;
-      throw;
+      throw;  // and the call counts: a rank that has not heard of the refusal is one behind (get_in_step)
     }
   };
   // What was said last and is not in the cache goes with the prompt; alone, it is decoded as if there had been no
@@ -289,11 +288,15 @@ void Session::get_in_step(Call& call) {
   members_ = std::move(left);
   known_.resize(static_cast<std::size_t>(known));
   in_step_ = true;
+  if (known > 0 && llama_->transcript(sequence_).length() >= known) cut_last_block();
+}
+
+// Of what is in the cache, which is not nothing: to be computed again.
+void Session::cut_last_block() const {
   const Transcript& transcript = llama_->transcript(sequence_);
-  if (known == 0 || transcript.length() < known) return;
   const std::int64_t chunk = llama_->cache().config().order.chunk_tokens;
-  const std::int64_t chunk0 = (known - 1) / chunk * chunk;
-  const Block last = transcript.blocks(chunk0, known - chunk0, chunk).back();
+  const std::int64_t chunk0 = (transcript.length() - 1) / chunk * chunk;
+  const Block last = transcript.blocks(chunk0, transcript.length() - chunk0, chunk).back();
   llama_->truncate(sequence_, last.first);
 }
 
@@ -306,14 +309,16 @@ void Session::shorten(std::int64_t length) {
 }
 
 void Session::save(const std::filesystem::path& directory) const {
-  const auto cached = llama_->transcript(sequence_).tokens().size();
+  const auto cached = [&] { return llama_->transcript(sequence_).length(); };
   // Saving cuts off what is not finished: here the caller is about to go on with it.
-  if (*generating_ && (!in_step_ || static_cast<std::int64_t>(cached) < prompt_end_)) {
+  if (*generating_ && (!in_step_ || cached() < prompt_end_)) {
     throw Error(
         "save called by a listener before the prompt is in the cache; accepted: calls by listeners of tokens and text, "
         "or after generate returns");
   }
-  llama_->save(directory, std::span(known_).subspan(cached));
+  // One token that waits would be taken for the last that was said, and decoded: this one is the end of a prompt.
+  if (cached() > 0 && cached() + 1 == prompt_end_) cut_last_block();
+  llama_->save(directory, std::span(known_).subspan(static_cast<std::size_t>(cached())));
 }
 
 Session Session::load(const std::filesystem::path& directory, std::shared_ptr<const Weights> weights,

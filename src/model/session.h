@@ -52,6 +52,7 @@ class Session {
   bool without_loss(Call& call, const Step& step);
   void recover(Call& call);
   void get_in_step(Call& call);
+  void cut_last_block() const;
 
   std::unique_ptr<Llama> llama_;
   const Tokenizer* tokenizer_;

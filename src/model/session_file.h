@@ -24,7 +24,9 @@ struct SavedText {
   std::uint32_t model = 0;       // shape_digest of the model that made it
   std::uint64_t generation = 0;  // that of the cache it was saved with
   std::map<SequenceId, Transcript> transcripts;
-  std::vector<std::int32_t> pending;  // said already, but not in the cache yet
+  // Known, but not in the cache yet: the last that was said, or several, or one and no text before it, that end in what
+  // was left of a prompt.
+  std::vector<std::int32_t> pending;
 
   bool operator==(const SavedText&) const = default;
 };
