@@ -219,6 +219,17 @@ def check_too_large():
            f"the ring has no states: exit code {done.returncode}, {done.stdout}{done.stderr}")
 
 
+def check_mappings():
+    """Ranks that the system has no mappings for are refused at once. SimGrid would abort, without a word of ours."""
+    with open("/proc/sys/vm/max_map_count", encoding="ascii") as file:
+        mappings = int(file.read())
+    if mappings >= 2 * 65536:
+        return
+    done = run("--ranks", 65536)
+    expect(done.returncode == 3 and f"a process {mappings}; accepted here: up to {mappings // 2 - 500}" in done.stderr,
+           f"65536 ranks: exit code {done.returncode}, {done.stderr}")
+
+
 def check_reader_gone():
     """As `treeattn simulate | head -1` can have it: it ends like any command, without a complaint."""
     reading, writing = os.pipe()
@@ -258,6 +269,7 @@ def main():
     check_usage()
     check_limits()
     check_too_large()
+    check_mappings()
     check_reader_gone()
     check_interrupted()
     for failure in failures:

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -133,6 +134,19 @@ std::vector<SimulationJob> make_jobs(const SimulateOptions& options) {
     }
   }
   return jobs;
+}
+
+// SimGrid gives a rank a stack and a guard before it. Where there are no mappings for them it aborts, and only when
+// the cluster is built.
+void require_mappings(const SimulationJob& job) {
+  constexpr std::int64_t kOthers = 1000;  // libraries and memory
+  std::int64_t most = 0;
+  std::ifstream("/proc/sys/vm/max_map_count") >> most;
+  if (most == 0 || 2 * std::int64_t{job.ranks} + kOthers <= most) return;
+  throw Unavailable(fmt::format(
+      "--ranks is {}: the simulator needs two memory mappings for each, and this system gives a process {}; accepted "
+      "here: up to {}, or more where sysctl vm.max_map_count is",
+      job.ranks, most, std::max<std::int64_t>(1, (most - kOthers) / 2)));
 }
 
 // States are real. Those of all ranks are there at the same time, and so may be all messages: at most so many bytes.
@@ -343,6 +357,7 @@ int run(const SimulateOptions& options) {
                     "build again",
                     simulator.string()));
   }
+  for (const SimulationJob& job : jobs) require_mappings(job);
   int worst = kOk;
   bool any = false;
   for (SimulationJob& job : jobs) {

@@ -49,9 +49,13 @@ class Simulation {
     if (simulating_) print_progress(std::min(1.0, (sg4::Engine::get_clock() - start_s_) / cost_.seconds));
   }
 
+  // Before the first call. With thousands of ranks that takes seconds.
+  void on_preparation() { print_progress(0); }
+
   // Of one rank.
   void run_rank() {
     MPI_Init(nullptr, nullptr);
+    on_preparation();
     {
       const auto world = mpi_communicator(RankOptions{kNoDeadline, scenario_.network().node_of_rank, false});
       for (const std::int64_t tokens : scenario_.job().tokens) {
@@ -160,7 +164,8 @@ int run(int argc, char** argv) {
   configure_simulator();
   Simulation simulation(SimulationJob::from_json(text));
   const SimulationJob& job = simulation.scenario().job();
-  const auto hosts = make_platform(simulation.scenario().cluster(), job.ranks, job.ranks_per_node);
+  const auto hosts = make_platform(simulation.scenario().cluster(), job.ranks, job.ranks_per_node,
+                                   [&simulation] { simulation.on_preparation(); });
   SMPI_init();
   const char* const application = "decode";
   SMPI_app_instance_register(
@@ -171,6 +176,7 @@ int run(int argc, char** argv) {
     actor->set_property("instance_id", application);
     actor->set_property("rank", number);
     actor->start([&simulation] { run_rank(simulation); });
+    simulation.on_preparation();
   }
   sg4::Engine::on_time_advance_cb([&simulation](double) { simulation.on_time(); });
   engine.run();

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <simgrid/kernel/routing/NetZoneImpl.hpp>
 
 namespace treeattn::tools {
 namespace {
@@ -92,6 +93,17 @@ class Node {
   std::vector<Port> ports_;  // [hosts_]
 };
 
+// A zone without a parent can then make links and hosts.
+void take_models(sg4::NetZone& zone, const sg4::NetZone& from) {
+  const auto* models = from.get_impl();
+  auto* taking = zone.get_impl();
+  taking->set_network_model(models->get_network_model());
+  taking->set_cpu_pm_model(models->get_cpu_pm_model());
+  taking->set_cpu_vm_model(models->get_cpu_vm_model());
+  taking->set_disk_model(models->get_disk_model());
+  taking->set_host_model(models->get_host_model());
+}
+
 }  // namespace
 
 void configure_simulator() {
@@ -112,8 +124,13 @@ void configure_simulator() {
   }
 }
 
-std::vector<sg4::Host*> make_platform(const plan::Cluster& cluster, int ranks, int ranks_per_node) {
+// SimGrid looks for the name of every new link and host in all zones below the first, and for the hosts of every zone
+// that is sealed: with thousands of nodes that takes minutes. So the first zone gets the cluster when that is whole.
+std::vector<sg4::Host*> make_platform(const plan::Cluster& cluster, int ranks, int ranks_per_node,
+                                      const std::function<void()>& on_node) {
+  sg4::NetZone* world = sg4::create_star_zone("world");
   sg4::NetZone* top = sg4::create_star_zone("cluster");
+  take_models(*top, *world);
   const bool shared = cluster.remote_shared_bytes_per_s > 0;
   sg4::Link* between = top->create_link("between_nodes", shared ? cluster.remote_shared_bytes_per_s : kNoLimit);
   if (!shared) between->set_sharing_policy(sg4::Link::SharingPolicy::FATPIPE);
@@ -125,8 +142,11 @@ std::vector<sg4::Host*> make_platform(const plan::Cluster& cluster, int ranks, i
     // Every message between nodes goes out of one of them: counted there.
     top->add_route(node.zone().get_netpoint(), nullptr, node.router(), nullptr, {sg4::LinkInRoute(between)}, false);
     top->add_route(nullptr, node.zone().get_netpoint(), nullptr, node.router(), {}, false);
+    on_node();
   }
+  top->set_parent(world);
   top->seal();
+  world->seal();
   return hosts;
 }
 
