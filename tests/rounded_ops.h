@@ -168,7 +168,8 @@ class RoundedOps {
   // Causal, of rows that are the keys' too. lost: a key that is left out; -1: none.
   Value& attention(Value& q, Value& k, Value& v, Index lost) {
     Value& out = tape_.make(q.rows, q.cols);
-    std::vector<double> off(out.size());
+    const kernels::ErrorModel& model = arithmetic_.attention;
+    std::vector<double> off(out.size()), off_by_products(out.size());
     for (Index row = 0; row < q.rows; ++row) {
       for (Index head = 0; head < c_.heads; ++head) {
         const Softmax softmax = weigh(q, k, row, head, lost);
@@ -181,7 +182,8 @@ class RoundedOps {
           }
           const std::size_t at = index(row * q.cols + head * c_.head_dim + d);
           out.at[at] = sum;
-          off[at] = arithmetic_.attention.unit_roundoff * (size + std::fabs(sum));
+          off[at] = model.unit_roundoff * (size + std::fabs(sum));
+          off_by_products[at] = model.product_floor * softmax.largest_weight;
         }
       }
     }
@@ -191,8 +193,10 @@ class RoundedOps {
       }
     });
     // What o and l lose to their sums: (6).
-    const double roundings = static_cast<double>(q.rows) + 2 * rescalings(q.rows) + 3;
-    return kept(tape_.with_errors(out, std::move(off), roundings));
+    const double keys = static_cast<double>(q.rows);
+    const double roundings = keys * model.additions_per_key + 2 * rescalings(q.rows) + 3;
+    Value& summed = tape_.with_errors(out, std::move(off), roundings);
+    return kept(tape_.with_errors(summed, std::move(off_by_products), keys));
   }
 
  private:
@@ -259,7 +263,7 @@ class RoundedOps {
       }
       // (1), (3) and what (5) has of rescalings. Whoever keeps scores does so before the scale and after.
       tape_.error(by_score, scale * model.unit_roundoff * products, static_cast<double>(dim + 4));
-      tape_.error(by_score, scale * model.query_error * largest_query * keys +
+      tape_.error(by_score, scale * model.query_error * largest_query * keys + model.logit_floor +
                                 model.unit_roundoff * (softmax.largest_score - score) +
                                 scale * arithmetic_.kept(score / scale) + arithmetic_.kept(score));
       tape_.error(by_score, model.exp2_error, rescalings(row + 1));

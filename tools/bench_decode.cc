@@ -23,6 +23,7 @@
 #include "link_option.h"
 #include "notes.h"
 #include "options.h"
+#include "parallel/choose_link.h"
 #include "table.h"
 #include "treeattn/attention.h"
 #include "treeattn/error.h"
@@ -187,7 +188,7 @@ class Report {
     out["paper_bytes_sent"] = line.paper_bytes;
     out["remote_bytes_sent"] = line.remote_bytes;
     out["device"] = result_.device;
-    if (setup_.device.on_gpu()) out["link"] = link_name(is_one_rank(line) ? DeviceLink::kHost : setup_.link);
+    if (setup_.device.on_gpu()) out["link"] = parallel::link_name(is_one_rank(line) ? DeviceLink::kHost : setup_.link);
     fmt::print("{}\n", json_line(out));
   }
 
@@ -211,7 +212,7 @@ class Report {
   std::string device_text() const {
     const std::size_t gpus = std::min(setup_.device.gpus.size(), static_cast<std::size_t>(result_.ranks));
     return fmt::format("{}{}, states by {}", result_.device, gpus > 1 ? fmt::format(" and {} more", gpus - 1) : "",
-                       link_name(setup_.link));
+                       parallel::link_name(setup_.link));
   }
 
   void print_table() const {

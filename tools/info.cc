@@ -107,9 +107,9 @@ void print_text(const Info& info) {
              size_or_unknown(machine.l2_bytes), size_or_unknown(machine.l3_bytes));
   fmt::print("memory          {}, {} available, pages of {}\n", size_or_unknown(machine.memory_bytes),
              size_or_unknown(info.available_memory), size_or_unknown(machine.page_bytes));
-  fmt::print("read bandwidth  {:.1f} GB/s with one thread, {:.1f} GB/s with {} (best of {} over {})\n",
-             info.one_thread_gb_s, info.all_threads_gb_s, machine.usable_cores, kRepeats,
-             format_bytes(info.probe_bytes));
+  fmt::print("read bandwidth  {:.1f} GB/s with one thread, {:.1f} GB/s with {} (best of {} passes over {})\n",
+             info.one_thread_gb_s, info.all_threads_gb_s, machine.usable_cores,
+             base::ReadBandwidthProbe::passes(kRepeats), format_bytes(info.probe_bytes));
   fmt::print("instructions    {}", info.isa);
   std::vector<std::string_view> others = info.isas;
   std::erase(others, info.isa);

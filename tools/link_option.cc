@@ -32,8 +32,4 @@ DeviceLink parse_link_or_auto(const std::string& text, bool on_gpu) {
   return parse(text, on_gpu, "auto, host, peer, nccl", "auto, host");
 }
 
-std::string_view link_name(DeviceLink link) {
-  return link == DeviceLink::kPeer ? "peer" : link == DeviceLink::kNccl ? "nccl" : "host";
-}
-
 }  // namespace treeattn::tools

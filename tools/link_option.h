@@ -3,7 +3,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
 #include "treeattn/parallel_attention.h"
 
@@ -14,6 +13,5 @@ namespace treeattn::tools {
 DeviceLink parse_link(const std::string& text, bool on_gpu);
 // The same with auto as well, which an empty text is.
 DeviceLink parse_link_or_auto(const std::string& text, bool on_gpu);
-std::string_view link_name(DeviceLink link);
 
 }  // namespace treeattn::tools

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <new>
 
 #include "base/available_memory.h"
@@ -96,6 +97,8 @@ double ReadBandwidthProbe::measure(ThreadPool& pool, int repeats) {
   sink_ ^= sum.load();
   return best;
 }
+
+int ReadBandwidthProbe::passes(int repeats) { return static_cast<int>(std::size(kWays)) + std::max(repeats, 1) - 1; }
 
 double read_bandwidth(ThreadPool& pool, std::size_t bytes, int repeats) {
   return ReadBandwidthProbe(pool, bytes).measure(pool, repeats);

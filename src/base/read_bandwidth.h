@@ -24,6 +24,8 @@ class ReadBandwidthProbe {
   // Reads the whole buffer in each way once and then in the fastest, so that this one has `repeats` passes (at least
   // one), with this pool, which need not be the one that filled it. The best, in GB/s, 1 GB = 1e9 bytes.
   double measure(ThreadPool& pool, int repeats);
+  // How many passes that makes, of all ways together.
+  static int passes(int repeats);
 
   std::size_t bytes() const { return buffer_.bytes(); }
 

@@ -11,4 +11,6 @@ inline constexpr float kExp2A3 = 0x1.c6b752p-5f;
 inline constexpr float kExp2A4 = 0x1.3cea88p-7f;
 inline constexpr float kExp2A5 = 0x1.5bba12p-10f;
 
+inline constexpr float kLog2E = 0x1.715476p+0f;  // log2(e): logits times this are in log2 units
+
 }  // namespace treeattn::merge

@@ -80,13 +80,12 @@ void finalize_states(std::span<const float> states, std::int64_t v_dim, std::spa
   base::require_apart<float>("lse", lse, "sinks", sinks);
   if (rows == 0) return;  // v_dim may then be more than memory has room for
   // A sink is the state of one key whose value is zero.
-  constexpr float kLog2E = 0x1.715476p+0f;
   std::vector<float> with_sink, sink_state(row_floats, 0.0f);
   for (std::size_t r = 0; r < rows; ++r) {
     const float* row = states.data() + r * row_floats;
     if (!sinks.empty()) {
       with_sink.assign(row, row + row_floats);
-      const float logit = sinks[r % sinks.size()] * kLog2E;
+      const float logit = sinks[r % sinks.size()] * merge::kLog2E;
       sink_state[0] = logit;
       sink_state[1] = merge::state_weight(logit, logit);  // 1; NaN if the logit is no number, keys or no keys
       merge::merge_row(with_sink.data(), sink_state.data(), row_floats);

@@ -15,6 +15,20 @@ namespace treeattn::parallel {
 
 using kernels::cuda::LentMemory;
 
+std::string_view link_name(DeviceLink link) {
+  switch (link) {
+    case DeviceLink::kHost:
+      return "host";
+    case DeviceLink::kNccl:
+      return "nccl";
+    case DeviceLink::kPeer:
+      return "peer";
+    case DeviceLink::kAuto:
+      break;
+  }
+  return "auto";
+}
+
 DeviceLink fastest_link(Communicator& communicator, const kernels::cuda::RankDevice* device) {
   if (communicator.size() == 1 || !on_one_machine(communicator)) return DeviceLink::kHost;
   constexpr std::int64_t kNone = -1;

@@ -2,6 +2,8 @@
 // The choice of DeviceLink::kAuto.
 #pragma once
 
+#include <string_view>
+
 #include "kernels/cuda/ranks/rank_device.h"
 #include "treeattn/communicator.h"
 #include "treeattn/parallel_attention.h"
@@ -9,6 +11,9 @@
 namespace treeattn::parallel {
 
 class KvStore;
+
+// "host", "nccl", "peer" or "auto".
+std::string_view link_name(DeviceLink link);
 
 // Collective. kPeer where every rank has a GPU of its own, in one machine, and reaches those of all others, or all are
 // threads with one GPU; else kHost. Not for processes that share a GPU: they take turns on it, and one whose kernel

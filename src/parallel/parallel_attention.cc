@@ -58,10 +58,6 @@ void check_result(std::size_t rows, std::int64_t v_dim, std::span<const float> o
 
 std::uint32_t digest_of(std::span<const int> values) { return base::crc32c(std::as_bytes(values)); }
 
-std::string_view name_of(DeviceLink link) {
-  return link == DeviceLink::kHost ? "host" : link == DeviceLink::kNccl ? "nccl" : "peer";
-}
-
 // Sinks of some heads: finalize_states goes round them row by row.
 std::span<const float> sinks_of(std::span<const float> sinks, parallel::HeadRange heads) {
   if (sinks.empty()) return sinks;
@@ -174,7 +170,7 @@ struct ParallelAttention::Impl {
     for (std::size_t r = 0; r < all.size(); ++r) {
       require(!on_gpus || all[r] == "CUDA",
               "link = {} with rank {} computing with {}; accepted: a cache on GPUs, on every rank",
-              name_of(options.link), r, all[r]);
+              parallel::link_name(options.link), r, all[r]);
       require(all[r] == all[0],
               "rank {} computes with {} and rank 0 with {}; accepted: GPUs on all ranks, or one instruction set "
               "(TREEATTN_ISA), or canonical = false",

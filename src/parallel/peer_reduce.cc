@@ -100,7 +100,7 @@ class PeerReducer final : public DeviceReducer {
     const auto rank = static_cast<std::size_t>(comm.rank());
     const auto blocks = static_cast<std::size_t>(plan.first_block[rank + 1] - plan.first_block[rank]);
     for (int other = 0; other < comm.size(); ++other) {
-      if (other != comm.rank()) comm.count_sent(other, blocks * plan.block_floats() * 2 * sizeof(float));
+      if (other != comm.rank()) comm.count_sent(other, blocks * plan.block_floats() * sizeof(kernels::cuda::PeerWord));
     }
   }
 

@@ -8,13 +8,12 @@
 
 #include "base/round_up.h"
 #include "kernels/limb_range.h"
+#include "merge/exp2_polynomial.h"
 #include "merge/rows.h"
 #include "treeattn/state.h"
 
 namespace treeattn::kernels {
 namespace {
-
-constexpr float kLog2E = 0x1.715476p+0f;
 
 // Hands out aligned pieces of one allocation; a first pass with no memory adds up the sizes.
 class Carver {
@@ -167,7 +166,7 @@ void LeafWorker::begin_unit(const Unit& unit) {
       const std::byte* row = query_row(problem_.q, unit.batch, unit.query0 + r / group, head);
       ops_of(target_, problem_.q.dtype).promote({&row, 0}, 1, to_int(dim), q_rows_ + r * dim);
       if (!problem_.alibi_slopes.empty()) {
-        slopes_[h * rows_ + r] = problem_.alibi_slopes[static_cast<std::size_t>(head)] * kLog2E;
+        slopes_[h * rows_ + r] = problem_.alibi_slopes[static_cast<std::size_t>(head)] * merge::kLog2E;
       }
     }
     without_limbs_[static_cast<std::size_t>(h)] = k_ops_.logit_floor > 0 && loses_subnormals();
@@ -387,8 +386,8 @@ void LeafWorker::weigh(Tile& tile) {
   softmax.heads = to_int(unit_.heads);
   softmax.rows = rows_;
   softmax.tokens = tile.tokens;
-  softmax.factor = problem_.softcap > 0 ? problem_.scale / problem_.softcap : problem_.scale * kLog2E;
-  softmax.cap_log2 = problem_.softcap * kLog2E;
+  softmax.factor = problem_.softcap > 0 ? problem_.scale / problem_.softcap : problem_.scale * merge::kLog2E;
+  softmax.cap_log2 = problem_.softcap * merge::kLog2E;
   const auto gather = [&](const float* const* from, std::int64_t stride, float* to) {
     gather_scales(from, tile.tokens, to_int(unit_.heads), stride, to);
     return to;

@@ -69,7 +69,7 @@ inline void swiglu(const float* gate, const float* up, std::int64_t dim, float* 
   for_each_vector(dim, [&](auto d, std::int64_t at) HWY_ATTR {
     using D = decltype(d);
     const auto g = hn::LoadU(d, gate + at), one = hn::Set(d, 1.0f);
-    const auto e = exp2_weight<VectorOps<D>>(hn::Mul(hn::Abs(g), hn::Set(d, -0x1.715476p0f)));  // -log2(e)
+    const auto e = exp2_weight<VectorOps<D>>(hn::Mul(hn::Abs(g), hn::Set(d, -merge::kLog2E)));
     const auto above = hn::IfThenElse(hn::Lt(g, hn::Zero(d)), e, one);
     const auto gated = hn::Mul(g, hn::Div(above, hn::Add(one, e)));
     const auto left = hn::Sub(hn::Sub(g, g), hn::Set(d, 0x1p-126f));

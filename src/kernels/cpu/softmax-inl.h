@@ -24,7 +24,7 @@ namespace HWY_NAMESPACE {
 template <class DF, class V>
 HWY_INLINE V tanh_of(DF df, V x) {
   using Ops = VectorOps<DF>;
-  const V e = exp2_weight<Ops>(hn::Mul(hn::Abs(x), hn::Set(df, -2.0f * 0x1.715476p+0f)));
+  const V e = exp2_weight<Ops>(hn::Mul(hn::Abs(x), hn::Set(df, -2.0f * merge::kLog2E)));
   const V one = hn::Set(df, 1.0f);
   const V large = hn::CopySignToAbs(hn::Div(hn::Sub(one, e), hn::Add(one, e)), x);
   const V square = hn::Mul(x, x);

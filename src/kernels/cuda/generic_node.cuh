@@ -37,11 +37,11 @@ __device__ inline float generic_logit(const AttentionParams& p, const WorkItem& 
   float dot = 0.0f;
   for (int d = 0; d < p.k.dim; ++d) dot = __fmaf_rn(scratch.q[r * p.k.dim + d], load_element(row, d, p.k.dtype), dot);
   dot *= kv_scale(p.k, item.batch, token, kv_head);
-  constexpr float kLog2E = 0x1.715476p+0f;
-  float logit = p.softcap > 0 ? tanhf(dot * (p.scale / p.softcap)) * (p.softcap * kLog2E) : dot * (p.scale * kLog2E);
+  float logit = p.softcap > 0 ? tanhf(dot * (p.scale / p.softcap)) * (p.softcap * merge::kLog2E)
+                              : dot * (p.scale * merge::kLog2E);
   if (p.alibi_slopes != nullptr) {
     const std::int64_t distance = p.first_key + token - (p.first_query[item.batch] + query);
-    logit = __fmaf_rn(p.alibi_slopes[head_of(p, item, r)] * kLog2E, static_cast<float>(distance), logit);
+    logit = __fmaf_rn(p.alibi_slopes[head_of(p, item, r)] * merge::kLog2E, static_cast<float>(distance), logit);
   }
   return logit;
 }

@@ -89,7 +89,7 @@ __device__ inline void store_result(const AttentionParams& p, int node, std::int
   }
   if (p.sinks != nullptr) {
     // A sink is the state of one key whose value is zero.
-    const MergeWeights weights = MergeWeights::of(m, p.sinks[row % p.heads] * 0x1.715476p+0f, m);
+    const MergeWeights weights = MergeWeights::of(m, p.sinks[row % p.heads] * merge::kLog2E, m);
     l = weights.merged(l, 1.0f);
     o = weights.merged(o, make_float4(0, 0, 0, 0));
   }

@@ -39,7 +39,7 @@ class MmaWarp<float, kColumns, kHalves> {
   using Scales = NoScales;
 
   __device__ MmaWarp(const AttentionParams& params, const WorkItem& work, int lane_number, std::uint32_t query_address)
-      : p(params), item(work), lane(lane_number), queries(query_address), log2_scale(params.scale * kLog2E) {}
+      : p(params), item(work), lane(lane_number), queries(query_address), log2_scale(params.scale * merge::kLog2E) {}
 
   // Of all warps together. Rows that the item does not have repeat its last: nobody reads what becomes of them.
   __device__ void load_queries(int number) const {

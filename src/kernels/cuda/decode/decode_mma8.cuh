@@ -65,7 +65,7 @@ class Mma8Warp {
         default:
           load_query<float>(half, from);
       }
-      logit_unit[half] = q.unit[half] * (p.scale * kLog2E);
+      logit_unit[half] = q.unit[half] * (p.scale * merge::kLog2E);
     }
   }
 

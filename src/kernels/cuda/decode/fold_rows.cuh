@@ -10,8 +10,6 @@
 
 namespace treeattn::kernels::cuda {
 
-inline constexpr float kLog2E = 0x1.715476p+0f;
-
 // Products q . k of a piece become logits where there is a mask, a soft-cap or slopes. A thread has those of rows
 // lane / 4 (and that plus 8), keys lane % 4 * 2 and one more of every 8.
 template <int kHalves, int kEights>
@@ -31,10 +29,11 @@ __device__ inline void special_logits(const AttentionParams& p, const WorkItem& 
     for (int i = 0; i < 2 * kEights; ++i) {
       float& logit = s[i / 2][half * 2 + i % 2];
       const int token = piece.first + i / 2 * 8 + lane % 4 * 2 + i % 2;
-      logit = p.softcap > 0 ? tanhf(logit * (p.scale / p.softcap)) * (p.softcap * kLog2E) : logit * (p.scale * kLog2E);
+      logit = p.softcap > 0 ? tanhf(logit * (p.scale / p.softcap)) * (p.softcap * merge::kLog2E)
+                            : logit * (p.scale * merge::kLog2E);
       if (p.alibi_slopes != nullptr) {
         const std::int64_t distance = p.first_key + token - (p.first_query[item.batch] + query);
-        logit = __fmaf_rn(p.alibi_slopes[head_of(p, item, row)] * kLog2E, static_cast<float>(distance), logit);
+        logit = __fmaf_rn(p.alibi_slopes[head_of(p, item, row)] * merge::kLog2E, static_cast<float>(distance), logit);
       }
       if (token < begin || token >= end) logit = merge::kEmptyMax;
     }

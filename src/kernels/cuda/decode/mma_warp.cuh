@@ -32,7 +32,7 @@ class MmaWarp {
   static constexpr int kSteps = kDim / 16;
 
   __device__ MmaWarp(const AttentionParams& params, const WorkItem& work, int lane_number, std::uint32_t /*queries*/)
-      : p(params), item(work), lane(lane_number), log2_scale(params.scale * kLog2E) {
+      : p(params), item(work), lane(lane_number), log2_scale(params.scale * merge::kLog2E) {
     // Four matrices: keys 0 to 7 and columns 0 to 7, then the next columns, then the next keys.
 #pragma unroll
     for (int step = 0; step < 4; ++step) {

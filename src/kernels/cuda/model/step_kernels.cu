@@ -18,12 +18,12 @@ __global__ void store_step_kernel(const __grid_constant__ StepTarget t, StepRows
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int all = t.heads + 2 * t.kv_heads, row = warp / all, dim = t.k.dim;
   int head = warp % all, part = kStepQuery;
-  const float* from = rows.q + (row * t.heads + head) * dim;
+  const float* from = rows.q + (std::int64_t{row} * t.heads + head) * dim;
   if (head >= t.heads) {
     head -= t.heads;
     part = head < t.kv_heads ? kStepKey : kStepValue;
     head %= t.kv_heads;
-    from = (part == kStepKey ? rows.k : rows.v) + (row * t.kv_heads + head) * dim;
+    from = (part == kStepKey ? rows.k : rows.v) + (std::int64_t{row} * t.kv_heads + head) * dim;
   }
   std::byte* to = step_row(t, part, row, head);
   for (int i = lane; i < dim / 2; i += kLanes) {

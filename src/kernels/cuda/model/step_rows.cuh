@@ -15,7 +15,8 @@ enum StepPart : int { kStepQuery, kStepKey, kStepValue };
 // Null where another rank carries the token.
 __device__ inline std::byte* step_row(const StepTarget& t, int part, int row, int head) {
   if (part == kStepQuery) {
-    return static_cast<std::byte*>(t.turned_q) + (row * t.heads + head) * t.k.dim * element_size(t.k.dtype);
+    const std::int64_t at = (std::int64_t{row} * t.heads + head) * t.k.dim;  // many rows come to more than 2^31 bytes
+    return static_cast<std::byte*>(t.turned_q) + at * element_size(t.k.dtype);
   }
   const DeviceKv& kv = part == kStepValue ? t.v : t.k;
   const std::int64_t token = t.lengths[row] - 1;
@@ -27,7 +28,7 @@ __device__ inline std::byte* step_row(const StepTarget& t, int part, int row, in
 // The cosine and sine of columns i and i + dim / 2; those of a value turn nothing.
 __device__ inline TurnedPair step_angle(const StepTarget& t, int part, int row, int i) {
   if (part == kStepValue) return {1.0f, 0.0f};
-  const float* cosine = t.angles + row * t.k.dim;
+  const float* cosine = t.angles + std::int64_t{row} * t.k.dim;
   return {cosine[i], cosine[i + t.k.dim / 2]};
 }
 

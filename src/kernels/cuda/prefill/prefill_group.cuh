@@ -26,7 +26,7 @@ class PrefillGroup {
         thread(static_cast<int>(threadIdx.x) % 128),
         lane(static_cast<int>(threadIdx.x) % 32),
         queries(ring.memory + number * 64 * 128),
-        log2_scale(params.scale * 0x1.715476p+0f),
+        log2_scale(params.scale * merge::kLog2E),
         state(params, shared, number) {}
 
   __device__ __forceinline__ void run() {

@@ -13,6 +13,10 @@
 
 namespace treeattn::kernels::cuda {
 
+// A number of a mailbox: the bits of a float, and above them the turn it is of. It arrives as one, so that who has seen
+// the turn has the float: no flags, and nothing that has to be there before something else.
+using PeerWord = unsigned long long;
+
 // What a call exchanges, the same on every rank.
 struct ExchangePlan {
   std::vector<int> first_block;             // [ranks + 1] where the blocks of a rank begin

@@ -16,10 +16,6 @@ inline constexpr int kPeerRowsAtOnce = 4;                   // of a block: a war
 inline constexpr int kPeerBlocks = 64, kMergeBlocks = 128;  // at most
 inline constexpr int kPeerWarps = kPeerBlocks * kPeerRowsAtOnce;
 
-// A number of a mailbox: the bits of a float, and above them the turn it is of. It arrives as one, so that who has seen
-// the turn has the float: no flags, and nothing that has to be there before something else.
-using PeerWord = unsigned long long;
-
 struct PeerParams {
   // Blocks of all ranks: where nobody is waited for, on this GPU.
   float* states = nullptr;

@@ -73,7 +73,7 @@ void finalize(const float* states, RowShape shape, const float* sinks, std::size
     // A sink is the state of one key whose value is zero.
     float merged[3] = {row[0], row[1], row[2 + c]};
     if (sinks != nullptr) {
-      const float logit = sinks[r % heads] * 0x1.715476p+0f;
+      const float logit = sinks[r % heads] * merge::kLog2E;
       const float sink[3] = {logit, merge::state_weight(logit, logit), 0.0f};  // as finalize_states
       merge::merge_row(merged, sink, 3);
     }
