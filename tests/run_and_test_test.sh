@@ -31,6 +31,20 @@ for run in "$tree/run" "$work/tree_link/run" "$work/run_link"; do
   expect "builds of $run" "$(sort -u "$work/built_in")" "$tree"
 done
 
+# Two at once build one after the other.
+printf '#!/bin/sh\nmkdir "%s" || exit 1\nsleep 0.1\nrmdir "%s"\n' "$work/busy" "$work/busy" >"$work/bin/cmake"
+"$tree/run" first >"$work/first" 2>&1 &
+"$tree/run" second >"$work/second" 2>&1 || { cat "$work/second"; exit 1; }
+wait $! || { cat "$work/first"; exit 1; }
+
+# What may not be written is run as it was built. That root may not, only others can show.
+as_other=()
+[ "$(id -u)" -ne 0 ] || as_other=(setpriv --reuid 65534 --regid 65534 --clear-groups)
+chmod 755 "$work"
+chmod a-w "$tree/build/release"
+expect "./run of another user" "$("${as_other[@]}" "$tree/run" generate)" "/"$'\n'"<generate>"
+chmod u+w "$tree/build/release"
+
 # Nobody who asks what ./test does wants it to begin.
 rm -f "$work/built_in"
 for help in -h --help; do
