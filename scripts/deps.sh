@@ -6,8 +6,8 @@ set -euo pipefail
 
 build=(g++ cmake ninja-build python3 libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev libgtest-dev libhwloc-dev
   libopenmpi-dev libpcre2-dev libsimgrid-dev openmpi-bin)
-# Also the compiler and the emulator for the other architecture.
-tests=(clang-format googletest iproute2 qemu-user)
+# Also the compiler and the emulator for the other architecture, and what the Python package and its peers need.
+tests=(clang-format googletest iproute2 python3-dev python3-venv qemu-user)
 case $(uname -m) in
   aarch64) tests+=(g++-x86-64-linux-gnu) ;;
   x86_64) tests+=(g++-aarch64-linux-gnu) ;;

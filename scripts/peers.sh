@@ -50,4 +50,7 @@ hugging_face='tokenizers, transformers, safetensors, jinja2'
 if ! has "$hugging_face"; then
   get "tokenizers and transformers" "$hugging_face" 'tokenizers>=0.20' 'transformers<5' jinja2
 fi
+if ! has 'nanobind, numpy'; then
+  get "nanobind, which the Python package is made with," 'nanobind, numpy' nanobind numpy
+fi
 exit 0

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "options.h"
+
+#include "treeattn/error.h"
+
+namespace treeattn::python {
+
+void refuse(const std::string& name, const std::string& what, const std::string& accepted) {
+  throw InvalidArgument(name + ": " + what + "; accepted: " + accepted);
+}
+
+std::string shown(nb::handle value) {
+  constexpr std::size_t kLong = 60;
+  std::string text = nb::repr(value).c_str();
+  return text.size() <= kLong ? text : nb::repr(value.type()).c_str();
+}
+
+void set_options(const nb::kwargs& given, const std::map<std::string, Setter>& known) {
+  for (const auto [key, value] : given) {
+    const auto name = nb::cast<std::string>(key);
+    const auto option = known.find(name);
+    if (option == known.end()) {
+      std::string accepted;
+      for (const auto& [other, set] : known) accepted += (accepted.empty() ? "" : ", ") + other;
+      throw nb::type_error(("no option '" + name + "'; accepted: " + accepted).c_str());
+    }
+    if (!value.is_none()) option->second(name, value);
+  }
+}
+
+}  // namespace treeattn::python
