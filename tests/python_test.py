@@ -83,6 +83,18 @@ class Attention(unittest.TestCase):
         self.near(treeattn.finalize(treeattn.merge(*parts)), expected(q, k, v, causal=True))
         self.assertTrue((parts[0] == before).all())
 
+    def test_after_a_fork(self):
+        q, k, v = draw(1, 1, 4, 64), draw(1, 3000, 4, 64), draw(1, 3000, 4, 64)
+        out, _ = treeattn.attention(q, k, v)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = 0 if (treeattn.attention(q, k, v)[0] == out).all() else 2
+            finally:
+                os._exit(status)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+
     @unittest.skipIf(torch is None, "no torch")
     def test_torch_in_bfloat16(self):
         q, k, v = (torch.from_numpy(draw(1, n, 8, 64)).bfloat16() for n in (1, 400, 400))

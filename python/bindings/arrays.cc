@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arrays.h"
 
+#include <unistd.h>
+
 #include <map>
+#include <memory>
 #include <string>
 
 namespace treeattn::python {
@@ -167,8 +170,13 @@ int gpu_of(const Call& call, std::initializer_list<const Array*> arrays) {
 }
 
 ThreadPool& default_pool() {
-  thread_local ThreadPool pool(ThreadPool::available_cores());
-  return pool;
+  thread_local std::unique_ptr<ThreadPool> pool;
+  thread_local pid_t process = 0;
+  if (process != ::getpid()) {  // fork(), as Python's multiprocessing does, copies a pool without its threads
+    pool = std::make_unique<ThreadPool>(ThreadPool::available_cores());
+    process = ::getpid();
+  }
+  return *pool;
 }
 
 }  // namespace treeattn::python
