@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Gets what tests/peers compares with into build/peers-venv, unless python3 has it already: torch, and Hugging Face's
-# tokenizers and transformers (60 MB to fetch, half a minute). Optional: whatever happens here, the status is 0, and
-# tests that miss a peer say so and are skipped.
+# Gets what tests/peers compares with into build/peers-venv, unless python3 has it already: torch, Hugging Face's
+# tokenizers and transformers (60 MB to fetch, half a minute), and Meta's llama-models for the tokenizer of Llama 3
+# (20 MB, ten seconds). Optional: whatever happens here, the status is 0, and tests that miss a peer say so and are
+# skipped.
 # torch only on aarch64: there PyPI's torch before 2.11 is built for the CPU alone (150 MB to fetch, 0.7 GB on disk,
 # under a minute). On x86-64, and from 2.11 on everywhere, it brings gigabytes of CUDA libraries.
 set -uo pipefail
@@ -49,6 +50,9 @@ fi
 hugging_face='tokenizers, transformers, safetensors, jinja2'
 if ! has "$hugging_face"; then
   get "tokenizers and transformers" "$hugging_face" 'tokenizers>=0.20' 'transformers<5' jinja2
+fi
+if ! has 'llama_models.llama3.chat_format'; then
+  get "Llama 3's own tokenizer" 'llama_models.llama3.chat_format' llama-models
 fi
 if ! has 'nanobind, numpy'; then
   get "nanobind, which the Python package is made with," 'nanobind, numpy' nanobind numpy

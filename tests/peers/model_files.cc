@@ -4,6 +4,7 @@
 // Usage: model_files tokenizer TOKENIZER.json ASK.json     ASK: {"texts": [...], "tokens": [[...]], "chats": [...],
 //                                                                "date": "..."}, the date for chats that have one
 //        model_files config CONFIG.json
+//        model_files shapes                                those that are known by name
 //        model_files checkpoint DIRECTORY ASK.json         ASK: [[name, shape], ...]
 #include <cstdint>
 #include <cstdio>
@@ -12,6 +13,7 @@
 #include <fstream>
 #include <iostream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -58,8 +60,7 @@ json tokenizer_answers(const char* file, const json& ask) {
   return out;
 }
 
-json config_answer(const char* file) {
-  const LlamaConfig c = read_config(file);
+json config_answer(const LlamaConfig& c) {
   json out = {{"vocab_size", c.vocab},
               {"hidden_size", c.hidden},
               {"num_hidden_layers", c.layers},
@@ -80,6 +81,12 @@ json config_answer(const char* file) {
                            {"high_freq_factor", c.rope_scaling->high_freq_factor},
                            {"original_max_position_embeddings", c.rope_scaling->original_context}};
   }
+  return out;
+}
+
+json shape_answers() {
+  json out = json::object();
+  for (const std::string_view name : known_shapes()) out[std::string(name)] = config_answer(known_shape(name));
   return out;
 }
 
@@ -111,11 +118,13 @@ int main(int argc, char** argv) {
     if (what == "tokenizer" && argc == 4) {
       std::cout << tokenizer_answers(argv[2], read_json(argv[3])) << "\n";
     } else if (what == "config" && argc == 3) {
-      std::cout << config_answer(argv[2]) << "\n";
+      std::cout << config_answer(read_config(argv[2])) << "\n";
+    } else if (what == "shapes" && argc == 2) {
+      std::cout << shape_answers() << "\n";
     } else if (what == "checkpoint" && argc == 4) {
       std::cout << checkpoint_answers(argv[2], read_json(argv[3])) << "\n";
     } else {
-      std::fprintf(stderr, "usage: model_files tokenizer|config|checkpoint FILE [ASK.json]\n");
+      std::fprintf(stderr, "usage: model_files shapes, or tokenizer|config|checkpoint FILE [ASK.json]\n");
       return 2;
     }
   } catch (const std::exception& error) {
