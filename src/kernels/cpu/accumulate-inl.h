@@ -116,7 +116,7 @@ HWY_INLINE void accumulate_with(DF df, const AccumulateArgs& args) {
       return;
     }
   }
-  DecodeStream stream(args.v, args.tokens, args.ahead[1], args.heads, dim * static_cast<int>(sizeof(T)));
+  DecodeStream stream(args.v, args.tokens, args.ahead, args.heads, dim * static_cast<int>(sizeof(T)));
   int t = 0;
   for (; t + kTokenBlock <= args.tokens; t += kTokenBlock) {
     stream.begin(t);

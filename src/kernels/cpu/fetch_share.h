@@ -13,9 +13,8 @@ namespace treeattn::kernels {
 template <int kParts>
 TREEATTN_FORCE_INLINE static inline void fetch_share(const Ahead& ahead, int part, int parts) {
   if (!ahead.rows) return;
-  const int count = kTileTokens / kTokenBlock * ahead.rows_per_four;
-  const int end = part + kParts < parts ? count * (part + kParts) / parts : count;
-  for (int t = count * part / parts; t < end; ++t) {
+  const int end = part + kParts < parts ? kTileTokens * (part + kParts) / parts : kTileTokens;
+  for (int t = kTileTokens * part / parts; t < end; ++t) {
     for (int at = 0; at < ahead.row_bytes; at += 64) __builtin_prefetch(ahead.rows[t] + at, 0, 2);
   }
 }

@@ -266,7 +266,7 @@ void LeafWorker::load_tile(const KeyRange& chunk, const KeyRange& keys, Tile& ti
   tile.any_hidden = false;
   const bool whole =
       chunk.end - chunk.begin == problem_.order.chunk_tokens && needs_no_positions(chunk.begin, chunk.end);
-  const int streams = target_.streams;
+  const int streams = ops_of(target_, problem_.k.dtype).streams;
   const std::int64_t stream = problem_.order.chunk_tokens / streams;
   const std::int64_t stream0 = chunk.begin + (keys.begin - chunk.begin) / streams;
   const RowsOfChunk k_rows(problem_.k, unit_, chunk), v_rows(problem_.v, unit_, chunk);
@@ -293,14 +293,9 @@ void LeafWorker::fold_tile(Tile& tile, const Tile* next) {
   sum_values(tile, next);
 }
 
-bool LeafWorker::takes_whole_tiles() const { return many_rows_ || rows_ >= v_ops_.whole_tiles_from_rows; }
-
-// What is fetched ahead, and when: the first half of the values while their keys are scored, the second half and the
-// next tile's keys while values are summed, which takes about twice as long. With rows that use a tile whole from the
-// start, all values and all keys.
-Ahead LeafWorker::ahead_of(const KvView& view, const std::byte* const* rows, int rows_per_four) const {
+Ahead LeafWorker::ahead_of(const KvView& view, const std::byte* const* rows) const {
   const std::int64_t row_bytes = view.head_dim * static_cast<std::int64_t>(dtype_size(view.dtype));
-  return {rows, rows_of(view, rows).head_bytes, rows_per_four, to_int(row_bytes)};
+  return {rows, rows_of(view, rows).head_bytes, to_int(row_bytes)};
 }
 
 void LeafWorker::score_keys(const Tile& tile) {
@@ -313,7 +308,7 @@ void LeafWorker::score_keys(const Tile& tile) {
   args.tokens = tile.tokens;
   args.k = rows_of(problem_.k, tile.k);
   args.logits = logits_;
-  if (tile.tokens == kTileTokens) args.ahead = ahead_of(problem_.v, tile.v, takes_whole_tiles() ? 4 : 2);
+  if (tile.tokens == kTileTokens) args.ahead = ahead_of(problem_.v, tile.v);
   const std::byte* promoted[kTileTokens];
   if (promote_k_) args.k = promote(problem_.k, args.k, args.tokens, promoted);
   k_ops_.dot(args);
@@ -330,12 +325,7 @@ void LeafWorker::sum_values(const Tile& tile, const Tile* next) {
   args.tokens = tile.tokens;
   args.v = rows_of(problem_.v, tile.v);
   args.o = o_;
-  if (tile.tokens == kTileTokens && !takes_whole_tiles()) {
-    args.ahead[0] = ahead_of(problem_.v, tile.v + kTileTokens / 2, 2);
-  }
-  if (tile.tokens == kTileTokens && next && next->tokens == kTileTokens) {
-    args.ahead[1] = ahead_of(problem_.k, next->k, 4);
-  }
+  if (tile.tokens == kTileTokens && next && next->tokens == kTileTokens) args.ahead = ahead_of(problem_.k, next->k);
   const std::byte* promoted[kTileTokens];
   if (promote_v_) args.v = promote(problem_.v, args.v, args.tokens, promoted);
   if (tile.any_hidden) {
@@ -420,7 +410,7 @@ void LeafWorker::accumulate_visible(const AccumulateArgs& args) {
     const std::byte* rows[kTileTokens];
     for (int t = 0; t < args.tokens; ++t) rows[t] = args.v.rows[t] + h * args.v.head_bytes;
     AccumulateArgs head = args;
-    for (Ahead& ahead : head.ahead) ahead = {};
+    head.ahead = {};
     head.heads = 1;
     head.v = {rows, 0};
     head.weights = args.weights + h * args.rows * kTileTokens;

@@ -33,8 +33,7 @@ class LeafWorker {
   void fold_tile(Tile& tile, const Tile* next);
   void score_keys(const Tile& tile);
   void sum_values(const Tile& tile, const Tile* next);
-  bool takes_whole_tiles() const;
-  Ahead ahead_of(const KvView& view, const std::byte* const* rows, int rows_per_four) const;
+  Ahead ahead_of(const KvView& view, const std::byte* const* rows) const;
   TileRows rows_of(const KvView& view, const std::byte* const* rows) const;
   TileRows promote(const KvView& view, const TileRows& from, int tokens, const std::byte** table);
   void weigh(Tile& tile);

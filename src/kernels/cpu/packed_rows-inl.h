@@ -101,11 +101,11 @@ HWY_INLINE void for_each_rows(int r, int rows, const Body& body) {
 // body<R>(first row, first token or column), for all rows with one block of a packed tile, which stays in the nearest
 // cache, before the next. What lies ahead is fetched evenly in between.
 template <class Body>
-HWY_INLINE void for_each_block(int rows, int width, const Ahead* ahead, int aheads, const Body& body) {
+HWY_INLINE void for_each_block(int rows, int width, const Ahead& ahead, const Body& body) {
   const int parts = (width + kWidth - 1) / kWidth * rows;
   for (int at = 0; at < width; at += kWidth) {
     for_each_rows<kRows>(0, rows, [&]<int R>(int r) HWY_ATTR {
-      for (int i = 0; i < aheads; ++i) fetch_share<R>(ahead[i], at / kWidth * rows + r, parts);
+      fetch_share<R>(ahead, at / kWidth * rows + r, parts);
       body.template operator()<R>(r, at);
     });
   }
@@ -152,7 +152,7 @@ void dot(const DotArgs& args) {
   HWY_ALIGN float keys[kTileTokens * kMaxHeadDim];
   pack_keys(args, keys);
   const float* q = reinterpret_cast<const float*>(args.q);
-  for_each_block(args.rows, args.tokens, &args.ahead, 1, [&]<int R>(int r, int t) HWY_ATTR {
+  for_each_block(args.rows, args.tokens, args.ahead, [&]<int R>(int r, int t) HWY_ATTR {
     dot_block<R>(q + r * args.dim, keys + t * args.dim, args.dim, args.logits + r * kTileTokens + t);
   });
 }
@@ -176,7 +176,7 @@ void accumulate(const AccumulateArgs& args) {
   HWY_ALIGN float values[kTileTokens * kMaxHeadDim];
   pack_values(args, values);
   const int stride = sum_floats(args.dim);
-  for_each_block(args.rows, stride, args.ahead, 2, [&]<int R>(int r, int c) HWY_ATTR {
+  for_each_block(args.rows, stride, args.ahead, [&]<int R>(int r, int c) HWY_ATTR {
     const auto block = c + kWidth <= stride ? sum_block<R, kVectors> : sum_block<R, kVectors / 2>;
     block(args.weights + r * kTileTokens, values + c * kTileTokens, args.tokens, args.shrink + r, stride,
           args.o + r * stride + c);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows on their way from memory as one sequential stream, for kernels that take a few tokens at a time with all heads
-// of those, in the order of memory (CpuTarget::streams is 1). Inlined by force, for the reasons in unroll.h.
+// Rows on their way from memory, for kernels that take a few tokens at a time with all heads of those: fetched at an
+// even rate and, as far as they lie so, as sequential streams. Inlined by force, for the reasons in unroll.h.
 #pragma once
 
 #include "kernels/cpu/tile_ops.h"
@@ -62,6 +62,7 @@ class RowStream {
     at_hand_ = own_.rows[t];
     const std::ptrdiff_t all_heads = std::ptrdiff_t{heads_} * row_bytes_;
     one_run_ = rows_ && side_by_side_ && rows_[kTokens - 1] - rows_[0] == (kTokens - 1) * all_heads;
+    of_one_head_ = rows_ && !one_run_ ? run_of_one_head(at < tokens_ ? at : at - tokens_) : nullptr;
   }
 
   // Of these, head h.
@@ -69,6 +70,7 @@ class RowStream {
     const std::ptrdiff_t share = kTokens * row_bytes_;  // of a head in all that comes with the tokens
     if (!rows_) return {at_hand_, 0};
     if (one_run_) return {rows_[0] + h * share};
+    if (of_one_head_) return {of_one_head_ + h * own_.head_bytes};
     const int heads_a_row = heads_ / kTokens;  // at work while one row comes
     if (side_by_side_ && heads_ % kTokens == 0) return {rows_[h / heads_a_row] + h % heads_a_row * share};
     constexpr int kLocality = kDistance.locality;  // without -O GCC takes no member for a constant
@@ -80,6 +82,18 @@ class RowStream {
   }
 
  private:
+  // Where tokens of one head lie side by side: those of the block, or, if it takes a few from each of four streams, as
+  // many from one of them, the next block from the next. `index` is that of rows_ in its table.
+  TREEATTN_FORCE_INLINE const std::byte* run_of_one_head(int index) const {
+    const std::ptrdiff_t run = (kTokens - 1) * row_bytes_;
+    if (rows_[kTokens - 1] - rows_[0] == run) return rows_[0];
+    constexpr int kStreams = 4, kTurn = kStreams * kTokens;
+    const int turn = index % kTurn / kTokens, first = index - turn * kTokens;
+    if (ahead_ < kTurn || first + kTurn > tokens_) return nullptr;
+    const std::byte* const* rows = rows_ - turn * kTokens + turn;
+    return rows[kTurn - kStreams] - rows[0] == run ? rows[0] : nullptr;
+  }
+
   const TileRows own_;
   const std::byte* const* const next_;
   const int tokens_, heads_, row_bytes_;
@@ -87,7 +101,8 @@ class RowStream {
   int ahead_;  // tokens
   const std::byte* const* rows_ = nullptr;
   const std::byte* at_hand_ = nullptr;
-  bool one_run_ = false;
+  bool one_run_ = false;                    // the block's tokens, with all heads
+  const std::byte* of_one_head_ = nullptr;  // as much of the first head, and of the others where they lie
 };
 
 }  // namespace treeattn::kernels

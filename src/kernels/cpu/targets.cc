@@ -73,8 +73,10 @@ double fma_burst(long iterations) {
 
 template <class T>
 constexpr TileOps ops_for() {
-  return {packed_query_bytes, pack_queries, dot<T>, accumulate<T>, sum_floats, unpack_sums,
-          promote<T>,         0x1p-24,      0.0,    0.0,           0.0};
+  TileOps ops = {packed_query_bytes, pack_queries, dot<T>, accumulate<T>, sum_floats, unpack_sums,
+                 promote<T>,         0x1p-24,      0.0,    0.0,           0.0};
+  ops.streams = kStreams;
+  return ops;
 }
 
 #if HWY_TARGET == HWY_AVX3
@@ -109,8 +111,7 @@ const CpuTarget kTarget = {
     softmax,
     fma_burst,
     &kModelKernels,
-    nullptr,
-    kStreams};
+    nullptr};
 #undef TREEATTN_TARGET
 
 }  // namespace HWY_NAMESPACE

@@ -40,14 +40,12 @@ struct TileRows {
   std::ptrdiff_t head_bytes = 0;
 };
 
-// Rows that will be wanted soon, to be fetched into the second level while a tile is worked on: four tokens of work
-// bring `rows_per_four` of them, for the head at work. A processor's own prefetchers stop at the end of a page and
-// pause with the loads; memory that is asked for at an even rate, in whatever a core does, is never idle
-// (docs/cpu_notes.md).
+// The rows of a whole tile that will be wanted when those at work are done, to be fetched into the second level
+// meanwhile. A processor's own prefetchers stop at the end of a page and pause with the loads; memory that is asked for
+// at an even rate, in whatever a core does, is never idle (docs/cpu_notes.md).
 struct Ahead {
-  const std::byte* const* rows = nullptr;  // null: nothing; else enough of them for a whole tile
+  const std::byte* const* rows = nullptr;  // null: nothing
   std::ptrdiff_t head_bytes = 0;
-  int rows_per_four = 0;
   int row_bytes = 0;  // of one head
 };
 
@@ -60,7 +58,7 @@ struct DotArgs {
   int tokens = 0;
   TileRows k;
   float* logits = nullptr;  // [heads, rows, kTileTokens]; entries up to the padded token count are written
-  Ahead ahead;              // may be ignored
+  Ahead ahead;              // the values of these keys; may be ignored
 };
 
 // m_log2, l and shrink have room for a multiple of kSoftmaxRows rows.
@@ -95,7 +93,7 @@ struct AccumulateArgs {
   int head_rows = 0;
   TileRows v;
   float* o = nullptr;  // [heads, rows, sum_floats(dim)]
-  Ahead ahead[2];      // may be ignored
+  Ahead ahead;         // the next keys; may be ignored
 };
 
 struct TileOps {
@@ -121,9 +119,10 @@ struct TileOps {
   double logit_floor = 0;
   double product_floor = 0;      // error of a weight times a value, whatever its size, relative to the largest weight
   double additions_per_key = 1;  // of accumulate, to a sum
-  // From so many rows a head on, accumulate takes all tokens of a head before those of the next: what it reads has to
-  // be fetched while keys are scored.
-  int whole_tiles_from_rows = kPromoteFromRows;
+  // Sequential streams, 1, 2 or 4, that keys of this type, and their values, are read in, chunk by chunk. Where nothing
+  // is fetched ahead four are a fifth faster than one on Neoverse V1; with that, one is 3 % faster than four in the
+  // 16-bit types. On Neoverse N1 four are a third slower, and not better on a Xeon.
+  int streams = 4;
   // Runs the products of dot and accumulate at full rate, limbs and all; returns the flops of attention done. Null
   // where they are float32 multiply-adds.
   double (*product_burst)(long iterations) = nullptr;
@@ -143,9 +142,6 @@ struct CpuTarget {
   // Some operations split numbers into limbs, which makes inf - inf out of an infinite value. A leaf that comes out not
   // finite is computed again with this target, which does not; null where the target itself does not.
   const CpuTarget* plain;
-  // Sequential streams, 1, 2 or 4, that the keys of a chunk are read in. Four are a fifth faster than one on Neoverse
-  // V1, a third slower on Neoverse N1, and not better on a Xeon.
-  int streams = 4;
 };
 
 }  // namespace treeattn::kernels

@@ -15,10 +15,9 @@
 namespace treeattn::kernels {
 namespace {
 
+using neon::ComingLines;
 using neon::kTokens;
 using neon::load8;
-using neon::SoonByKeys;
-using neon::SoonByValues;
 using neon::Transposed;
 using neon::WeightLimbs;
 using neon::zip1_64;
@@ -73,8 +72,8 @@ void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed
 
 // P pairs of limb rows against 8 tokens: 4 token pairs, each 2x2 results per pair of rows.
 template <int P>
-void dot_pairs(const std::uint16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset,
-               const SoonByKeys& soon, float* sums) {
+void dot_pairs(const std::uint16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, ComingLines coming,
+               float* sums) {
   float32x4_t acc[P][4];
   TREEATTN_UNROLL
   for (int p = 0; p < P; ++p) {
@@ -85,7 +84,7 @@ void dot_pairs(const std::uint16_t* q, int dim, const std::byte* const* k, std::
   TREEATTN_UNROLL
   for (int t = 0; t < 8; ++t) row[t] = k[t] + offset;
   for (int d = 0; d < dim; d += 8) {
-    soon.fetch(2 * d);
+    coming.fetch<16>();
     bfloat16x8_t low[4], high[4];
     TREEATTN_UNROLL
     for (int t = 0; t < 4; ++t) {
@@ -116,53 +115,52 @@ void dot_pairs(const std::uint16_t* q, int dim, const std::byte* const* k, std::
   }
 }
 
-// One row, packed as it is, against tokens [first, first + 4) of a block by BFDOT: no partner row, so the pairing of
-// BFMMLA would waste half of it. Four tokens at a time are four streams, which memory likes better than eight; each has
-// two sums, as four chains cannot keep the pipes busy.
-void dot_single(const std::uint16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, int first,
-                const SoonByKeys& soon, float* sums) {
+// One row, packed as it is, against 8 tokens by BFDOT: no partner row, so the pairing of BFMMLA would waste half of it.
+// Four tokens at a time, each with two sums, as four chains cannot keep the pipes busy.
+void dot_single(const std::uint16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, ComingLines coming,
+                float* sums) {
   constexpr int T = 4;
-  float32x4_t acc[T][2];
-  const std::byte* row[T];
-  TREEATTN_UNROLL
-  for (int t = 0; t < T; ++t) {
-    acc[t][0] = acc[t][1] = vdupq_n_f32(0.0f);
-    row[t] = k[first + t] + offset;
-  }
   const std::byte* x = reinterpret_cast<const std::byte*>(q);
-  int d = 0;
-  for (; d + 16 <= dim; d += 16) {
-    soon.fetch(first / T * dim + d);
-    const bfloat16x8_t x0 = load8(x + 2 * d), x1 = load8(x + 2 * d + 16);
+  TREEATTN_UNROLL
+  for (int first = 0; first < kTokens; first += T) {
+    float32x4_t acc[T][2];
+    const std::byte* row[T];
     TREEATTN_UNROLL
     for (int t = 0; t < T; ++t) {
-      acc[t][0] = vbfdotq_f32(acc[t][0], x0, load8(row[t] + 2 * d));
-      acc[t][1] = vbfdotq_f32(acc[t][1], x1, load8(row[t] + 2 * d + 16));
+      acc[t][0] = acc[t][1] = vdupq_n_f32(0.0f);
+      row[t] = k[first + t] + offset;
     }
+    int d = 0;
+    for (; d + 16 <= dim; d += 16) {
+      coming.fetch<16>();
+      const bfloat16x8_t x0 = load8(x + 2 * d), x1 = load8(x + 2 * d + 16);
+      TREEATTN_UNROLL
+      for (int t = 0; t < T; ++t) {
+        acc[t][0] = vbfdotq_f32(acc[t][0], x0, load8(row[t] + 2 * d));
+        acc[t][1] = vbfdotq_f32(acc[t][1], x1, load8(row[t] + 2 * d + 16));
+      }
+    }
+    if (d < dim) {
+      TREEATTN_UNROLL
+      for (int t = 0; t < T; ++t) acc[t][0] = vbfdotq_f32(acc[t][0], load8(x + 2 * d), load8(row[t] + 2 * d));
+    }
+    const auto sum = [&](int t) { return vaddq_f32(acc[t][0], acc[t][1]); };
+    vst1q_f32(sums + first, vpaddq_f32(vpaddq_f32(sum(0), sum(1)), vpaddq_f32(sum(2), sum(3))));
   }
-  if (d < dim) {
-    TREEATTN_UNROLL
-    for (int t = 0; t < T; ++t) acc[t][0] = vbfdotq_f32(acc[t][0], load8(x + 2 * d), load8(row[t] + 2 * d));
-  }
-  const auto sum = [&](int t) { return vaddq_f32(acc[t][0], acc[t][1]); };
-  vst1q_f32(sums + first, vpaddq_f32(vpaddq_f32(sum(0), sum(1)), vpaddq_f32(sum(2), sum(3))));
 }
 
 // All limb rows of one head against 8 tokens. logits row stride kTileTokens.
 void dot_head(const PackedHeader* header, int rows, int dim, const std::byte* const* k, std::ptrdiff_t offset,
-              const SoonByKeys& soon, float* logits) {
+              ComingLines coming, float* logits) {
   const std::uint16_t* q = reinterpret_cast<const std::uint16_t*>(header + 1);
   const auto pair = [&](int p) { return q + p * dim * 2; };
   if (header->limbs == 1) {
     const int whole = rows / 2;
     int p = 0;
-    for (; p + 4 <= whole; p += 4) dot_pairs<4>(pair(p), dim, k, offset, soon, logits + 2 * p * kTileTokens);
-    for (; p + 2 <= whole; p += 2) dot_pairs<2>(pair(p), dim, k, offset, soon, logits + 2 * p * kTileTokens);
-    for (; p < whole; ++p) dot_pairs<1>(pair(p), dim, k, offset, soon, logits + 2 * p * kTileTokens);
-    if (p < header->pairs) {
-      dot_single(pair(p), dim, k, offset, 0, soon, logits + 2 * p * kTileTokens);
-      dot_single(pair(p), dim, k, offset, 4, soon, logits + 2 * p * kTileTokens);
-    }
+    for (; p + 4 <= whole; p += 4) dot_pairs<4>(pair(p), dim, k, offset, coming, logits + 2 * p * kTileTokens);
+    for (; p + 2 <= whole; p += 2) dot_pairs<2>(pair(p), dim, k, offset, coming, logits + 2 * p * kTileTokens);
+    for (; p < whole; ++p) dot_pairs<1>(pair(p), dim, k, offset, coming, logits + 2 * p * kTileTokens);
+    if (p < header->pairs) dot_single(pair(p), dim, k, offset, coming, logits + 2 * p * kTileTokens);
     return;
   }
   // Two query rows have a whole number of limb pairs: 2 or 3.
@@ -172,11 +170,11 @@ void dot_head(const PackedHeader* header, int rows, int dim, const std::byte* co
     const int first = r * limbs / 2;
     const int pairs = (r + 1 < rows ? 2 * limbs : limbs + 1) / 2;
     if (pairs == 3) {
-      dot_pairs<3>(pair(first), dim, k, offset, soon, sums);
+      dot_pairs<3>(pair(first), dim, k, offset, coming, sums);
     } else if (pairs == 2) {
-      dot_pairs<2>(pair(first), dim, k, offset, soon, sums);
+      dot_pairs<2>(pair(first), dim, k, offset, coming, sums);
     } else {
-      dot_pairs<1>(pair(first), dim, k, offset, soon, sums);
+      dot_pairs<1>(pair(first), dim, k, offset, coming, sums);
     }
     for (int i = r; i < r + 2 && i < rows; ++i) {
       const float* limb = sums + (i - r) * limbs * kTileTokens;
@@ -190,9 +188,9 @@ void dot_head(const PackedHeader* header, int rows, int dim, const std::byte* co
 }
 
 void dot(const DotArgs& args) {
-  neon::for_each_key_block(args, 2, [&](const std::byte* const* k, int h, int t, const SoonByKeys& soon) {
+  neon::for_each_key_head(args, 2, [&](const std::byte* const* k, int h, int t, ComingLines coming) {
     const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
-    dot_head(reinterpret_cast<const PackedHeader*>(q), args.rows, args.dim, k, h * args.k.head_bytes, soon,
+    dot_head(reinterpret_cast<const PackedHeader*>(q), args.rows, args.dim, k, h * args.k.head_bytes, coming,
              args.logits + h * args.rows * kTileTokens + t);
   });
 }
@@ -224,86 +222,122 @@ void unpack_sums(const float* sums, int row, int head_rows, int dim, float* out)
   }
 }
 
-// 8 tokens for P pairs of rows of one head: the sums are loaded and stored once. v [8] rows; sums of a pair are 4 * dim
-// apart.
+// The weights of 8 tokens for P pairs of rows, four tokens at a time, a block for every limb; or those of one row
+// alone, whose limbs share a block.
+template <int P, int kLimbs>
+struct Weights {
+  bfloat16x8_t blocks[P][2][kLimbs];
+};
+
 template <int P>
-void accumulate_pairs(const WeightLimbs (&weights)[P][2], const std::byte* const (&v)[kTokens], int dim,
-                      const SoonByValues& soon, float* sums) {
-  for (int d = 0; d < dim; d += 8) {
-    soon.fetch(2 * d);
-    Transposed x[2];
+TREEATTN_FORCE_INLINE inline Weights<P, 2> pair_weights(const float* const (&rows)[2 * P]) {
+  Weights<P, 2> out;
+  TREEATTN_UNROLL
+  for (int p = 0; p < P; ++p) {
     TREEATTN_UNROLL
     for (int j = 0; j < 2; ++j) {
-      x[j] = neon::transpose(v[4 * j] + 2 * d, v[4 * j + 1] + 2 * d, v[4 * j + 2] + 2 * d, v[4 * j + 3] + 2 * d);
+      const WeightLimbs limbs = neon::split_weights(vld1q_f32(rows[2 * p] + 4 * j), vld1q_f32(rows[2 * p + 1] + 4 * j));
+      out.blocks[p][j][0] = limbs.high, out.blocks[p][j][1] = limbs.low;
     }
+  }
+  return out;
+}
+
+// Keeps the compiler from moving what gave x behind what is pinned, or settled, next.
+TREEATTN_FORCE_INLINE inline void pin(bfloat16x8_t& x) { asm volatile("" : "+w"(x)); }
+TREEATTN_FORCE_INLINE inline void settle(float32x4_t x) { asm volatile("" : : "w"(x)); }
+
+// 8 tokens of `heads` heads, of each P pairs of rows, or one row alone (kLimbs is 1). Values are loaded while those
+// loaded before are turned, and turned while those turned before are multiplied, from one head to the next without a
+// pause: instructions that wait for a load soon fill the queue before the pipes, and nothing else is taken in.
+// weights_of(head) are in the head's order; v [8] rows of the first head, sums of a pair are 4 * dim apart.
+template <int P, int kLimbs, class WeightsOf>
+TREEATTN_FORCE_INLINE inline void accumulate_heads(const AccumulateArgs& args, int first_head, int heads,
+                                                   const std::byte* (&v)[kTokens], const neon::BlockStream& stream,
+                                                   const WeightsOf& weights_of, float* sums) {
+  const int dim = args.dim;
+  Transposed now = neon::transposed(neon::load_rows(v, 0));
+  neon::Rows4 loaded = neon::load_rows(v + 4, 0);
+  for (int h = 0; h < heads; ++h) {
+    ComingLines coming = stream.with_head(first_head + h);
+    const Weights<P, kLimbs> weights = weights_of(first_head + h);
+    const auto step = [&](std::ptrdiff_t d, std::ptrdiff_t then) TREEATTN_FORCE_INLINE {
+      coming.fetch<16>();
+      float32x4_t a[P][4];
+      TREEATTN_UNROLL
+      for (int p = 0; p < P; ++p) {
+        TREEATTN_UNROLL
+        for (int i = 0; i < 4; ++i) a[p][i] = vld1q_f32(sums + p * 4 * dim + 2 * d + 4 * i);
+      }
+      TREEATTN_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        Transposed next;
+        TREEATTN_UNROLL
+        for (int n = 0; n < P * kLimbs; ++n) {
+          const int p = n % P;
+          TREEATTN_UNROLL
+          for (int i = 0; i < 4; ++i) a[p][i] = vbfmmlaq_f32(a[p][i], weights.blocks[p][j][n / P], now.dims[i]);
+          TREEATTN_UNROLL
+          for (int i = 0; i < 4; ++i) settle(a[p][i]);
+          if (n == 0) {
+            next = neon::transposed(loaded);
+            TREEATTN_UNROLL
+            for (int i = 0; i < 4; ++i) pin(next.dims[i]);
+            loaded = neon::load_rows(v + 4 * j, then);
+          }
+        }
+        now = next;
+      }
+      TREEATTN_UNROLL
+      for (int p = 0; p < P; ++p) {
+        TREEATTN_UNROLL
+        for (int i = 0; i < 4; ++i) vst1q_f32(sums + p * 4 * dim + 2 * d + 4 * i, a[p][i]);
+      }
+    };
+    std::ptrdiff_t d = 0;
+    for (; d + 8 < dim; d += 8) step(d, 2 * (d + 8));
+    const std::ptrdiff_t to_next_head = h + 1 < heads ? args.v.head_bytes : 0;
+    step(d, to_next_head);
     TREEATTN_UNROLL
-    for (int p = 0; p < P; ++p) {
-      float* o = sums + p * 4 * dim + 2 * d;
-      float32x4_t a = vld1q_f32(o), b = vld1q_f32(o + 4), c = vld1q_f32(o + 8), e = vld1q_f32(o + 12);
-      const auto add = [&](bfloat16x8_t w, const Transposed& y) {
-        a = vbfmmlaq_f32(a, w, y.d01), b = vbfmmlaq_f32(b, w, y.d23);
-        c = vbfmmlaq_f32(c, w, y.d45), e = vbfmmlaq_f32(e, w, y.d67);
-      };
-      add(weights[p][0].high, x[0]);
-      add(weights[p][1].high, x[1]);
-      add(weights[p][0].low, x[0]);
-      add(weights[p][1].low, x[1]);
-      vst1q_f32(o, a), vst1q_f32(o + 4, b), vst1q_f32(o + 8, c), vst1q_f32(o + 12, e);
-    }
+    for (int i = 0; i < kTokens; ++i) v[i] += to_next_head;
+    sums += args.rows * 2 * dim;
   }
 }
 
-// The same for one row: weights by 4 tokens, {high limbs; low limbs}.
-void accumulate_single(const bfloat16x8_t (&weights)[2], const std::byte* const (&v)[kTokens], int dim,
-                       const SoonByValues& soon, float* sums) {
-  for (int d = 0; d < dim; d += 8) {
-    soon.fetch(2 * d);
-    float* o = sums + 2 * d;
-    float32x4_t a = vld1q_f32(o), b = vld1q_f32(o + 4), c = vld1q_f32(o + 8), e = vld1q_f32(o + 12);
-    TREEATTN_UNROLL
-    for (int j = 0; j < 2; ++j) {
-      const Transposed x =
-          neon::transpose(v[4 * j] + 2 * d, v[4 * j + 1] + 2 * d, v[4 * j + 2] + 2 * d, v[4 * j + 3] + 2 * d);
-      a = vbfmmlaq_f32(a, weights[j], x.d01), b = vbfmmlaq_f32(b, weights[j], x.d23);
-      c = vbfmmlaq_f32(c, weights[j], x.d45), e = vbfmmlaq_f32(e, weights[j], x.d67);
-    }
-    vst1q_f32(o, a), vst1q_f32(o + 4, b), vst1q_f32(o + 8, c), vst1q_f32(o + 12, e);
-  }
-}
-
-// R rows of a head, in pairs if there are more than one. A row whose partner is not given has weights of 0 beside its
-// own: 0 * inf shows there, but then inf shows here, and the leaf is computed again anyway.
+// R rows of every head, in pairs if there are more than one. A row whose partner is not given has weights of 0 beside
+// its own: 0 * inf shows there, but then inf shows here, and the leaf is computed again anyway.
 template <int R>
-void accumulate_rows(const AccumulateArgs& args, int t, int h, int r, const SoonByValues& soon) {
+void accumulate_rows(const AccumulateArgs& args, int t, int first_head, int heads, int r,
+                     const neon::BlockStream& stream) {
   const std::byte* v[kTokens];
-  neon::value_rows(args, t, h, v);
-  float* sums = args.o + (h * args.rows + r) * 2 * args.dim;
-  const auto row_weights = [&](int i, float(&filled)[kTokens]) {
-    return neon::row_weights(args, t, h * args.rows + r + i, filled);
-  };
+  neon::value_rows(args, t, first_head, v);
+  float* sums = args.o + (first_head * args.rows + r) * 2 * args.dim;
   if constexpr (R == 1) {
-    float filled[kTokens];
-    const float* w = row_weights(0, filled);
-    const float32x4_t first = vld1q_f32(w), last = vld1q_f32(w + 4), none = vdupq_n_f32(0.0f);
     const int row = args.row + r;
     if (!has_partner(row, args.head_rows)) {
-      return accumulate_single({in_one_block(first), in_one_block(last)}, v, args.dim, soon, sums);
+      const auto alone = [&](int h) TREEATTN_FORCE_INLINE {
+        float filled[kTokens];
+        const float* w = neon::row_weights(args, t, h * args.rows + r, filled);
+        return Weights<1, 1>{{{{in_one_block(vld1q_f32(w))}, {in_one_block(vld1q_f32(w + 4))}}}};
+      };
+      return accumulate_heads<1, 1>(args, first_head, heads, v, stream, alone, sums);
     }
-    const auto beside_none = [&](float32x4_t x) {
-      return row % 2 == 0 ? neon::split_weights(x, none) : neon::split_weights(none, x);
+    const auto beside_none = [&](int h) TREEATTN_FORCE_INLINE {
+      static constexpr float kNone[kTokens] = {};
+      float filled[kTokens];
+      const float* w = neon::row_weights(args, t, h * args.rows + r, filled);
+      return row % 2 == 0 ? pair_weights<1>({w, kNone}) : pair_weights<1>({kNone, w});
     };
-    const WeightLimbs weights[1][2] = {{beside_none(first), beside_none(last)}};
-    accumulate_pairs<1>(weights, v, args.dim, soon, sums - row % 2 * 2 * args.dim);
+    accumulate_heads<1, 2>(args, first_head, heads, v, stream, beside_none, sums - row % 2 * 2 * args.dim);
   } else {
-    WeightLimbs weights[R / 2][2];
-    TREEATTN_UNROLL
-    for (int p = 0; p < R / 2; ++p) {
-      float filled[2][kTokens];
-      const float *a = row_weights(2 * p, filled[0]), *b = row_weights(2 * p + 1, filled[1]);
-      weights[p][0] = neon::split_weights(vld1q_f32(a), vld1q_f32(b));
-      weights[p][1] = neon::split_weights(vld1q_f32(a + 4), vld1q_f32(b + 4));
-    }
-    accumulate_pairs<R / 2>(weights, v, args.dim, soon, sums);
+    const auto pairs = [&](int h) TREEATTN_FORCE_INLINE {
+      float filled[R][kTokens];
+      const float* w[R];
+      TREEATTN_UNROLL
+      for (int i = 0; i < R; ++i) w[i] = neon::row_weights(args, t, h * args.rows + r + i, filled[i]);
+      return pair_weights<R / 2>(w);
+    };
+    accumulate_heads<R / 2, 2>(args, first_head, heads, v, stream, pairs, sums);
   }
 }
 
@@ -323,8 +357,15 @@ void shrink_sums(const AccumulateArgs& args, int i) {
 
 void accumulate(const AccumulateArgs& args) {
   for (int i = 0; i < args.heads * args.rows; ++i) shrink_sums(args, i);
-  neon::for_each_value_block<8>(
-      args, 2, [&]<int R>(int t, int h, int r, const SoonByValues& soon) { accumulate_rows<R>(args, t, h, r, soon); });
+  neon::BlockStream stream(args.v, args.tokens, args.ahead, args.heads, 2 * args.dim);
+  for (int t = 0; t < args.tokens; t += kTokens) {
+    stream.begin(t);
+    // The rows that stand for missing tokens do not go on from head to head.
+    const int at_once = t + kTokens <= args.tokens ? args.heads : 1;
+    for (int h = 0; h < args.heads; h += at_once) {
+      neon::for_each_rows(args.rows, [&]<int R>(int r) { accumulate_rows<R>(args, t, h, at_once, r, stream); });
+    }
+  }
 }
 
 }  // namespace
@@ -340,6 +381,7 @@ void use_neon_bf16(CpuTarget& target) {
   ops.unit_roundoff = 0x1p-23;
   ops.weight_error = 0x1p-17;
   ops.logit_floor = 0x1p-40;
+  ops.streams = 1;
 }
 
 }  // namespace treeattn::kernels

@@ -46,17 +46,25 @@ static inline WeightLimbs split_weights(float32x4_t a, float32x4_t b) {
   return {high, vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(rest_a), rest_b)};
 }
 
-// 4 tokens by 8 dims, transposed into four blocks of {dim, dim + 1} x 4 tokens.
-struct Transposed {
-  bfloat16x8_t d01, d23, d45, d67;
+// 4 tokens by 8 dims.
+struct Rows4 {
+  uint16x8_t rows[4];
 };
-static inline Transposed transpose(const std::byte* p0, const std::byte* p1, const std::byte* p2, const std::byte* p3) {
-  const auto load = [](const std::byte* p) { return vld1q_u16(reinterpret_cast<const std::uint16_t*>(p)); };
-  const uint16x8_t r0 = load(p0), r1 = load(p1), r2 = load(p2), r3 = load(p3);
-  const uint32x4_t a = vreinterpretq_u32_u16(vzip1q_u16(r0, r1)), b = vreinterpretq_u32_u16(vzip2q_u16(r0, r1));
-  const uint32x4_t c = vreinterpretq_u32_u16(vzip1q_u16(r2, r3)), d = vreinterpretq_u32_u16(vzip2q_u16(r2, r3));
-  return {vreinterpretq_bf16_u32(vzip1q_u32(a, c)), vreinterpretq_bf16_u32(vzip2q_u32(a, c)),
-          vreinterpretq_bf16_u32(vzip1q_u32(b, d)), vreinterpretq_bf16_u32(vzip2q_u32(b, d))};
+static inline Rows4 load_rows(const std::byte* const* rows, std::ptrdiff_t at) {
+  const auto load = [&](int i) { return vld1q_u16(reinterpret_cast<const std::uint16_t*>(rows[i] + at)); };
+  return {{load(0), load(1), load(2), load(3)}};
+}
+
+// The same as four blocks of {dim, dim + 1} x 4 tokens.
+struct Transposed {
+  bfloat16x8_t dims[4];
+};
+static inline Transposed transposed(const Rows4& x) {
+  const auto zip = [&](int i) { return vreinterpretq_u32_u16(vzip1q_u16(x.rows[i], x.rows[i + 1])); };
+  const auto zip_high = [&](int i) { return vreinterpretq_u32_u16(vzip2q_u16(x.rows[i], x.rows[i + 1])); };
+  const uint32x4_t a = zip(0), b = zip_high(0), c = zip(2), d = zip_high(2);
+  return {{vreinterpretq_bf16_u32(vzip1q_u32(a, c)), vreinterpretq_bf16_u32(vzip2q_u32(a, c)),
+           vreinterpretq_bf16_u32(vzip1q_u32(b, d)), vreinterpretq_bf16_u32(vzip2q_u32(b, d))}};
 }
 
 }  // namespace treeattn::kernels::neon

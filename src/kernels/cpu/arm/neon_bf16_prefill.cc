@@ -67,7 +67,7 @@ void store_block(bfloat16x8_t block, Words* out) { vst1q_u16(out, vreinterpretq_
 
 // Keys become [8 tokens][dim / 4][pair][token of the pair][4].
 void pack_keys(const DotArgs& args, Words* out) {
-  neon::for_each_key_block(args, 2, [&](const std::byte* const* k, int, int t, const neon::SoonByKeys&) {
+  neon::for_each_key_block(args, [&](const std::byte* const* k, int t) {
     TREEATTN_UNROLL
     for (int p = 0; p < kPairs; ++p) {
       Words* to = out + t * args.dim + p * kBlock;
@@ -161,9 +161,9 @@ void pack_values(const AccumulateArgs& args, Words* out) {
       Words* to = out + (c / kColumns * kTokenSteps + t / 4) * kStep;
       TREEATTN_UNROLL
       for (int j = 0; j < kTokens; j += 4, to += kStep) {
-        const neon::Transposed x = neon::transpose(v[j] + 2 * c, v[j + 1] + 2 * c, v[j + 2] + 2 * c, v[j + 3] + 2 * c);
-        store_block(x.d01, to), store_block(x.d23, to + kBlock);
-        store_block(x.d45, to + 2 * kBlock), store_block(x.d67, to + 3 * kBlock);
+        const neon::Transposed x = neon::transposed(neon::load_rows(v + j, 2 * c));
+        store_block(x.dims[0], to), store_block(x.dims[1], to + kBlock);
+        store_block(x.dims[2], to + 2 * kBlock), store_block(x.dims[3], to + 3 * kBlock);
       }
     }
   }
@@ -211,7 +211,7 @@ void accumulate(const AccumulateArgs& args) {
   alignas(64) Words weights[2 * kTileTokens * kRows];
   pack_values(args, values);
   for (int r = 0; r < args.rows; r += kRows) {
-    for (const Ahead& ahead : args.ahead) fetch_share<kRows>(ahead, r, args.rows);
+    fetch_share<kRows>(args.ahead, r, args.rows);
     pack_weights(args, r, weights);
     for (int c = 0; c < args.dim; c += kColumns) {
       sum_block(weights, values + c / kColumns * kTokenSteps * kStep, args.tokens, args.rows - r, args.shrink + r,

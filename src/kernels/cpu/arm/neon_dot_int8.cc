@@ -169,26 +169,28 @@ void dot_heads(const DotArgs& args) {
                         neon::token_rows(v.rows, 0, values_ahead(args.rows, args.heads, v.row_bytes), args.heads,
                                          v.head_bytes, v.row_bytes),
                         blocks * args.heads * ((args.rows + 1) / 2));
-  neon::for_each_key_block(args, 1, [&](const std::byte* const* k, int h, int t, const neon::SoonByKeys&) {
-    const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
-    const PackedHeader* header = reinterpret_cast<const PackedHeader*>(q);
-    Queries queries = {neon::row_limbs<kDims>(header, 0, args.dim), neon::limb_bytes<kDims>(args.dim), args.dim,
-                       neon::row_units(header)};
-    const std::ptrdiff_t offset = h * args.k.head_bytes;
-    const Next next(args.k, args.tokens, args.heads, t, neon::kTokens, h, k);
-    float* logits = args.logits + h * args.rows * kTileTokens + t;
-    const auto two_rows = [&]<bool kFetch>() TREEATTN_FORCE_INLINE {
+  neon::for_each_key_block(args, [&](const std::byte* const* k, int t) {
+    for (int h = 0; h < args.heads; ++h) {
+      const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
+      const PackedHeader* header = reinterpret_cast<const PackedHeader*>(q);
+      Queries queries = {neon::row_limbs<kDims>(header, 0, args.dim), neon::limb_bytes<kDims>(args.dim), args.dim,
+                         neon::row_units(header)};
+      const std::ptrdiff_t offset = h * args.k.head_bytes;
+      const Next next(args.k, args.tokens, args.heads, t, neon::kTokens, h, k);
+      float* logits = args.logits + h * args.rows * kTileTokens + t;
+      const auto two_rows = [&]<bool kFetch>() TREEATTN_FORCE_INLINE {
+        fetcher.step();
+        dot_block<2, 4, kDim, kFetch>(queries, k, offset, 0, next, logits);
+        dot_block<2, 4, kDim, kFetch>(queries, k, offset, 4, next, logits);
+        queries.q += 2 * queries.stride, queries.units += 2, logits += 2 * kTileTokens;
+      };
+      int r = 0;
+      if (args.rows >= 2) two_rows.template operator()<true>(), r += 2;
+      for (; r + 2 <= args.rows; r += 2) two_rows.template operator()<false>();
+      if (r == args.rows) continue;
       fetcher.step();
-      dot_block<2, 4, kDim, kFetch>(queries, k, offset, 0, next, logits);
-      dot_block<2, 4, kDim, kFetch>(queries, k, offset, 4, next, logits);
-      queries.q += 2 * queries.stride, queries.units += 2, logits += 2 * kTileTokens;
-    };
-    int r = 0;
-    if (args.rows >= 2) two_rows.template operator()<true>(), r += 2;
-    for (; r + 2 <= args.rows; r += 2) two_rows.template operator()<false>();
-    if (r == args.rows) return;
-    fetcher.step();
-    dot_block<1, neon::kTokens, kDim, true>(queries, k, offset, 0, next, logits);
+      dot_block<1, neon::kTokens, kDim, true>(queries, k, offset, 0, next, logits);
+    }
   });
 }
 
@@ -417,7 +419,7 @@ void accumulate(const AccumulateArgs& args) {
   const int part_tokens = whole ? kTileTokens : kPartTokens;
   const int parts = (args.tokens + part_tokens - 1) / part_tokens;
   const int columns = args.rows >= 4 ? kColumns<4> : kColumns<1>;
-  const Ahead& k = args.ahead[1];
+  const Ahead& k = args.ahead;
   neon::Fetcher fetcher(
       neon::token_rows(args.tokens == kTileTokens ? args.v.rows : nullptr,
                        values_ahead(args.rows, args.heads, args.dim), kTileTokens, args.heads, args.v.head_bytes,
@@ -457,7 +459,6 @@ void use_neon_dot_int8(CpuTarget& target) {
   ops.dot = dot;
   ops.accumulate = accumulate;
   ops.sum_floats = sum_floats;
-  ops.whole_tiles_from_rows = kWholeRows;
 }
 
 }  // namespace treeattn::kernels

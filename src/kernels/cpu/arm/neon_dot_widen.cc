@@ -228,7 +228,7 @@ void accumulate(const AccumulateArgs& args) {
   for (int i = 0; i < args.heads * args.rows; ++i) shrink_sums(args.shrink[i], args.dim, args.o + i * args.dim);
   int t = 0;
   const auto take = [&]<int N, int kTokens>() {
-    StreamOf<kTokens> stream(args.v, args.tokens, args.ahead[1], args.heads, args.dim * T::kBytes);
+    StreamOf<kTokens> stream(args.v, args.tokens, args.ahead, args.heads, args.dim * T::kBytes);
     for (; t + N <= args.tokens; t += N) accumulate_tokens<T, N>(args, t, stream);
   };
   if (args.rows > 1) take.template operator()<T::kSummed, T::kSummed>();
@@ -255,7 +255,7 @@ void use_neon_dot_widen(CpuTarget& target) {
   // Of subnormal products: 2^-150 each, where the largest query is 2^100 and a key 2^-24 * 2^-112 or more. Rows that no
   // scaling brings there lose more, of logits that are next to nothing.
   ops.query_error = 0x1p-100;
-  target.streams = 1;
+  for (TileOps& each : target.ops) each.streams = 1;
 }
 
 }  // namespace treeattn::kernels

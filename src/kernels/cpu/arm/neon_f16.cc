@@ -18,9 +18,8 @@
 namespace treeattn::kernels {
 namespace {
 
+using neon::ComingLines;
 using neon::kTokens;
-using neon::SoonByKeys;
-using neon::SoonByValues;
 
 // Packed queries of a head: the limb count, the factor that undoes each row's scaling, then the limb rows [rows, limbs,
 // dim] in float16.
@@ -74,7 +73,7 @@ float16x8_t load8(const std::byte* p) {
 // R limb rows against T tokens of a block, from kFirst on. A single row has two sums per token: one chain each cannot
 // keep the pipes busy.
 template <int R, int T, int kFirst>
-void dot_rows(const float16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, const SoonByKeys& soon,
+void dot_rows(const float16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, ComingLines coming,
               float* sums) {
   constexpr int S = R == 1 ? 2 : 1;
   float32x4_t acc[R][T][S];
@@ -87,7 +86,7 @@ void dot_rows(const float16_t* q, int dim, const std::byte* const* k, std::ptrdi
     }
   }
   for (int d = 0; d < dim; d += 8) {
-    if constexpr (kFirst == 0) soon.fetch(2 * d);
+    if constexpr (kFirst == 0) coming.fetch<16>();
     float16x8_t x[R];
     TREEATTN_UNROLL
     for (int r = 0; r < R; ++r) x[r] = vld1q_f16(q + r * dim + d);
@@ -114,33 +113,33 @@ void dot_rows(const float16_t* q, int dim, const std::byte* const* k, std::ptrdi
 }
 
 template <int R>
-void dot_tokens(const float16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, const SoonByKeys& soon,
+void dot_tokens(const float16_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, ComingLines coming,
                 float* sums) {
   if constexpr (R == 1) {
-    dot_rows<R, kTokens, 0>(q, dim, k, offset, soon, sums);
+    dot_rows<R, kTokens, 0>(q, dim, k, offset, coming, sums);
   } else {
-    dot_rows<R, 4, 0>(q, dim, k, offset, soon, sums);
-    dot_rows<R, 4, 4>(q, dim, k, offset, soon, sums);
+    dot_rows<R, 4, 0>(q, dim, k, offset, coming, sums);
+    dot_rows<R, 4, 4>(q, dim, k, offset, coming, sums);
   }
 }
 
-void dot_head(const PackedHeader* header, int dim, const std::byte* const* k, std::ptrdiff_t offset,
-              const SoonByKeys& soon, float* logits) {
+void dot_head(const PackedHeader* header, int dim, const std::byte* const* k, std::ptrdiff_t offset, ComingLines coming,
+              float* logits) {
   const float16_t* q = limb_rows(header);
   if (header->limbs == 1) {
     int r = 0;
-    for (; r + 4 <= header->rows; r += 4) dot_tokens<4>(q + r * dim, dim, k, offset, soon, logits + r * kTileTokens);
-    for (; r + 2 <= header->rows; r += 2) dot_tokens<2>(q + r * dim, dim, k, offset, soon, logits + r * kTileTokens);
-    if (r < header->rows) dot_tokens<1>(q + r * dim, dim, k, offset, soon, logits + r * kTileTokens);
+    for (; r + 4 <= header->rows; r += 4) dot_tokens<4>(q + r * dim, dim, k, offset, coming, logits + r * kTileTokens);
+    for (; r + 2 <= header->rows; r += 2) dot_tokens<2>(q + r * dim, dim, k, offset, coming, logits + r * kTileTokens);
+    if (r < header->rows) dot_tokens<1>(q + r * dim, dim, k, offset, coming, logits + r * kTileTokens);
     return;
   }
   alignas(16) float sums[4 * kTileTokens];
   for (int r = 0; r < header->rows; r += 2) {
     const int rows = r + 1 < header->rows ? 2 : 1;
     if (rows == 2) {
-      dot_tokens<4>(q + 2 * r * dim, dim, k, offset, soon, sums);
+      dot_tokens<4>(q + 2 * r * dim, dim, k, offset, coming, sums);
     } else {
-      dot_tokens<2>(q + 2 * r * dim, dim, k, offset, soon, sums);
+      dot_tokens<2>(q + 2 * r * dim, dim, k, offset, coming, sums);
     }
     for (int i = 0; i < rows; ++i) {
       TREEATTN_UNROLL
@@ -154,9 +153,9 @@ void dot_head(const PackedHeader* header, int dim, const std::byte* const* k, st
 }
 
 void dot(const DotArgs& args) {
-  neon::for_each_key_block(args, 2, [&](const std::byte* const* k, int h, int t, const SoonByKeys& soon) {
+  neon::for_each_key_head(args, 2, [&](const std::byte* const* k, int h, int t, ComingLines coming) {
     const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
-    dot_head(reinterpret_cast<const PackedHeader*>(q), args.dim, k, h * args.k.head_bytes, soon,
+    dot_head(reinterpret_cast<const PackedHeader*>(q), args.dim, k, h * args.k.head_bytes, coming,
              args.logits + h * args.rows * kTileTokens + t);
   });
 }
@@ -170,10 +169,10 @@ void dot(const DotArgs& args) {
 // 8 tokens for R rows of one head: weights as limbs, sums scaled like the weights.
 template <int R>
 void accumulate_tokens(const float16x8_t (&w)[R], const float16x8_t (&w_rest)[R], const std::byte* const* rows, int dim,
-                       const SoonByValues& soon, float* sums) {
+                       ComingLines coming, float* sums) {
   const float16x8_t one = vdupq_n_f16(1.0f);
   for (int d = 0; d < dim; d += 8) {
-    soon.fetch(2 * d);
+    coming.fetch<16>();
     float16x8_t v[kTokens];
     TREEATTN_UNROLL
     for (int t = 0; t < kTokens; ++t) v[t] = load8(rows[t] + 2 * d);
@@ -201,10 +200,10 @@ void accumulate_tokens(const float16x8_t (&w)[R], const float16x8_t (&w_rest)[R]
 #undef TREEATTN_FMLAL
 
 // The same for four rows: shared by that many, converting the values costs less than a second limb for every row.
-void accumulate_converted(const float32x4_t (&w)[4][2], const std::byte* const* rows, int dim, const SoonByValues& soon,
+void accumulate_converted(const float32x4_t (&w)[4][2], const std::byte* const* rows, int dim, ComingLines coming,
                           float* sums) {
   for (int d = 0; d < dim; d += 8) {
-    soon.fetch(2 * d);
+    coming.fetch<16>();
     float32x4_t low[4], high[4];
     TREEATTN_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -241,7 +240,7 @@ void accumulate_converted(const float32x4_t (&w)[4][2], const std::byte* const* 
 
 // Tokens [t, t + 8) of R rows; scale_up of the head's rows.
 template <int R>
-void accumulate_rows(const AccumulateArgs& args, const float* scale_up, int t, int h, int r, const SoonByValues& soon) {
+void accumulate_rows(const AccumulateArgs& args, const float* scale_up, int t, int h, int r, ComingLines coming) {
   const std::byte* rows[kTokens];
   neon::value_rows(args, t, h, rows);
   float32x4_t w[R][2];
@@ -254,7 +253,7 @@ void accumulate_rows(const AccumulateArgs& args, const float* scale_up, int t, i
   }
   float* sums = args.o + (h * args.rows + r) * args.dim;
   if constexpr (R == 4) {
-    accumulate_converted(w, rows, args.dim, soon, sums);
+    accumulate_converted(w, rows, args.dim, coming, sums);
   } else {
     float16x8_t high[R], rest[R];
     TREEATTN_UNROLL
@@ -264,7 +263,7 @@ void accumulate_rows(const AccumulateArgs& args, const float* scale_up, int t, i
       rest[i] = vcombine_f16(vcvt_f16_f32(vsubq_f32(w[i][0], vcvt_f32_f16(a))),
                              vcvt_f16_f32(vsubq_f32(w[i][1], vcvt_f32_f16(b))));
     }
-    accumulate_tokens<R>(high, rest, rows, args.dim, soon, sums);
+    accumulate_tokens<R>(high, rest, rows, args.dim, coming, sums);
   }
 }
 
@@ -291,8 +290,8 @@ void accumulate(const AccumulateArgs& args) {
     scale_up[i] = scale_of(args.weights + i * kTileTokens, args.tokens);
     multiply(args.shrink[i] * scale_up[i], args.dim, args.o + i * args.dim);
   }
-  neon::for_each_value_block(args, 2, [&]<int R>(int t, int h, int r, const SoonByValues& soon) {
-    accumulate_rows<R>(args, scale_up + h * args.rows, t, h, r, soon);
+  neon::for_each_value_block(args, 2, [&]<int R>(int t, int h, int r, ComingLines coming) {
+    accumulate_rows<R>(args, scale_up + h * args.rows, t, h, r, coming);
   });
   for (int i = 0; i < all; ++i) multiply(1.0f / scale_up[i], args.dim, args.o + i * args.dim);
 }
@@ -310,6 +309,7 @@ void use_neon_f16(CpuTarget& target) {
   ops.weight_floor = 0x1p-37;
   ops.product_floor = 0x1p-39;
   ops.additions_per_key = 9.0 / 8;
+  ops.streams = 1;
 }
 
 }  // namespace treeattn::kernels

@@ -71,7 +71,7 @@ struct Sums {
 
 // Keys become [16 tokens][dim][token].
 void pack_keys(const DotArgs& args, float* out) {
-  neon::for_each_key_block(args, sizeof(float), [&](const std::byte* const* k, int, int t, const neon::SoonByKeys&) {
+  neon::for_each_key_block(args, [&](const std::byte* const* k, int t) {
     TREEATTN_UNROLL
     for (int half = 0; half < kTokens; half += 4) {
       const auto row = [&](int i) { return reinterpret_cast<const float*>(k[half + i]); };
@@ -153,7 +153,7 @@ void accumulate(const AccumulateArgs& args) {
   alignas(64) float values[kTileTokens * kMaxHeadDim];
   pack_values(args, values);
   for (int r = 0; r < args.rows; r += kRows) {
-    for (const Ahead& ahead : args.ahead) fetch_share<kRows>(ahead, r, args.rows);
+    fetch_share<kRows>(args.ahead, r, args.rows);
     const Rows weights(args.weights + r * kTileTokens, kTileTokens, args.rows - r);
     for (int c = 0; c < args.dim; c += kWidth) {
       const auto block = c + kWidth <= args.dim ? sum_block<kVectors> : sum_block<kVectors / 2>;

@@ -13,12 +13,11 @@
 namespace treeattn::kernels {
 namespace {
 
+using neon::ComingLines;
 using neon::FixedPoint;
 using neon::kTokens;
 using neon::load16;
 using neon::PackedHeader;
-using neon::SoonByKeys;
-using neon::SoonByValues;
 
 constexpr int kDims = 8;  // of a query in one block
 
@@ -35,7 +34,7 @@ int8x16_t zip2_64(int8x16_t a, int8x16_t b) {
 
 // P rows, two limbs each, against 8 tokens: integers [2 P][8].
 template <int P>
-void dot_limbs(const std::int8_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, const SoonByKeys& soon,
+void dot_limbs(const std::int8_t* q, int dim, const std::byte* const* k, std::ptrdiff_t offset, ComingLines coming,
                std::int32_t* sums) {
   int32x4_t acc[P][4];
   TREEATTN_UNROLL
@@ -48,7 +47,7 @@ void dot_limbs(const std::int8_t* q, int dim, const std::byte* const* k, std::pt
   for (int t = 0; t < kTokens; ++t) row[t] = k[t] + offset;
   int d = 0;
   for (; d + 16 <= dim; d += 16) {
-    soon.fetch(d);
+    coming.fetch<16>();
     int8x16_t low[4], high[4];
     TREEATTN_UNROLL
     for (int t = 0; t < 4; ++t) {
@@ -94,27 +93,27 @@ void join_limbs(const std::int32_t* sums, float unit, float* logits) {
 
 template <int R>
 void dot_rows(const PackedHeader* header, int r, int dim, const std::byte* const* k, std::ptrdiff_t offset,
-              const SoonByKeys& soon, float* logits) {
+              ComingLines coming, float* logits) {
   alignas(16) std::int32_t sums[2 * R * kTokens];
-  dot_limbs<R>(neon::row_limbs<kDims>(header, r, dim), dim, k, offset, soon, sums);
+  dot_limbs<R>(neon::row_limbs<kDims>(header, r, dim), dim, k, offset, coming, sums);
   TREEATTN_UNROLL
   for (int i = 0; i < R; ++i) {
     join_limbs(sums + 2 * i * kTokens, neon::row_units(header)[r + i], logits + (r + i) * kTileTokens);
   }
 }
 
-void dot_head(const PackedHeader* header, int dim, const std::byte* const* k, std::ptrdiff_t offset,
-              const SoonByKeys& soon, float* logits) {
+void dot_head(const PackedHeader* header, int dim, const std::byte* const* k, std::ptrdiff_t offset, ComingLines coming,
+              float* logits) {
   int r = 0;
-  for (; r + 4 <= header->rows; r += 4) dot_rows<4>(header, r, dim, k, offset, soon, logits);
-  for (; r + 2 <= header->rows; r += 2) dot_rows<2>(header, r, dim, k, offset, soon, logits);
-  if (r < header->rows) dot_rows<1>(header, r, dim, k, offset, soon, logits);
+  for (; r + 4 <= header->rows; r += 4) dot_rows<4>(header, r, dim, k, offset, coming, logits);
+  for (; r + 2 <= header->rows; r += 2) dot_rows<2>(header, r, dim, k, offset, coming, logits);
+  if (r < header->rows) dot_rows<1>(header, r, dim, k, offset, coming, logits);
 }
 
 void dot(const DotArgs& args) {
-  neon::for_each_key_block(args, 1, [&](const std::byte* const* k, int h, int t, const SoonByKeys& soon) {
+  neon::for_each_key_head(args, 1, [&](const std::byte* const* k, int h, int t, ComingLines coming) {
     const std::byte* q = args.q + static_cast<std::size_t>(h) * args.q_head_bytes;
-    dot_head(reinterpret_cast<const PackedHeader*>(q), args.dim, k, h * args.k.head_bytes, soon,
+    dot_head(reinterpret_cast<const PackedHeader*>(q), args.dim, k, h * args.k.head_bytes, coming,
              args.logits + h * args.rows * kTileTokens + t);
   });
 }
@@ -147,11 +146,11 @@ TREEATTN_FORCE_INLINE inline void transpose(const Load& load, bool upper, int8x1
 
 // 8 tokens for R rows: weights as 2x8 blocks {high limbs; low limbs}.
 template <int R>
-void accumulate_tokens(const int8x16_t (&w)[R], const std::byte* const* rows, int dim, const SoonByValues& soon,
+void accumulate_tokens(const int8x16_t (&w)[R], const std::byte* const* rows, int dim, ComingLines coming,
                        float* sums) {
   const int stride = 3 * dim;
   for (int d = 0; d < dim; d += 16) {
-    soon.fetch(d);
+    coming.fetch<16>();
     const int pairs = d + 16 <= dim ? 8 : 4;
     int8x16_t v[8];
     TREEATTN_UNROLL
@@ -180,8 +179,7 @@ TREEATTN_FORCE_INLINE inline int8x16_t limbs_of(const float* weights, const Fixe
 }
 
 template <int R>
-void accumulate_rows(const AccumulateArgs& args, const FixedPoint* fixed, int t, int h, int r,
-                     const SoonByValues& soon) {
+void accumulate_rows(const AccumulateArgs& args, const FixedPoint* fixed, int t, int h, int r, ComingLines coming) {
   const std::byte* rows[kTokens];
   neon::value_rows(args, t, h, rows);
   int8x16_t w[R];
@@ -190,7 +188,7 @@ void accumulate_rows(const AccumulateArgs& args, const FixedPoint* fixed, int t,
     float filled[kTokens];
     w[i] = limbs_of(neon::row_weights(args, t, h * args.rows + r + i, filled), fixed[r + i]);
   }
-  accumulate_tokens<R>(w, rows, args.dim, soon, args.o + (h * args.rows + r) * 3 * args.dim);
+  accumulate_tokens<R>(w, rows, args.dim, coming, args.o + (h * args.rows + r) * 3 * args.dim);
 }
 
 // Four rows take 16 tokens at a time: the integers are loaded and stored half as often, which is a third of the work.
@@ -199,8 +197,8 @@ bool takes_many_tokens(const AccumulateArgs& args) {
   return args.rows % 4 == 0 && args.tokens % kManyTokens == 0 && args.dim % 16 == 0;
 }
 
-void accumulate_four_rows(const AccumulateArgs& args, const FixedPoint* fixed, int t, int h, int r,
-                          const SoonByValues (&soon)[2]) {
+void accumulate_four_rows(const AccumulateArgs& args, const FixedPoint* fixed, int t, int h, int r, ComingLines first,
+                          ComingLines second) {
   const std::byte* rows[2][kTokens];
   int8x16_t w[4][2];
   TREEATTN_UNROLL
@@ -218,7 +216,7 @@ void accumulate_four_rows(const AccumulateArgs& args, const FixedPoint* fixed, i
   for (int d = 0; d < dim; d += 16) {
     TREEATTN_UNROLL
     for (int half = 0; half < 2; ++half) {
-      soon[half].fetch(d);
+      (half == 0 ? first : second).fetch<16>();
       int8x16_t x[2][4];
       TREEATTN_UNROLL
       for (int j = 0; j < 2; ++j) {
@@ -238,10 +236,12 @@ void accumulate_four_rows(const AccumulateArgs& args, const FixedPoint* fixed, i
 }
 
 void accumulate_fours(const AccumulateArgs& args, const FixedPoint* fixed) {
+  neon::BlockStream stream(args.v, args.tokens, args.ahead, args.heads, args.dim), second = stream;
   for (int t = 0; t < args.tokens; t += kManyTokens) {
+    stream.begin(t), second.begin(t + kTokens);
     for (int h = 0; h < args.heads; ++h) {
-      const SoonByValues soon[2] = {neon::soon_by_values(args, 1, t, h), neon::soon_by_values(args, 1, t + kTokens, h)};
-      for (int r = 0; r < args.rows; r += 4) accumulate_four_rows(args, fixed + h * args.rows, t, h, r, soon);
+      const ComingLines coming = stream.with_head(h), then = second.with_head(h);
+      for (int r = 0; r < args.rows; r += 4) accumulate_four_rows(args, fixed + h * args.rows, t, h, r, coming, then);
     }
   }
 }
@@ -267,8 +267,8 @@ void accumulate(const AccumulateArgs& args) {
   if (takes_many_tokens(args)) {
     accumulate_fours(args, fixed);
   } else {
-    neon::for_each_value_block(args, 1, [&]<int R>(int t, int h, int r, const SoonByValues& soon) {
-      accumulate_rows<R>(args, fixed + h * args.rows, t, h, r, soon);
+    neon::for_each_value_block(args, 1, [&]<int R>(int t, int h, int r, ComingLines coming) {
+      accumulate_rows<R>(args, fixed + h * args.rows, t, h, r, coming);
     });
   }
   for (int i = 0; i < all; ++i) fold_integers(fixed[i], args.shrink[i], args.dim, args.o + i * 3 * args.dim);
