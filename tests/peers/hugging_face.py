@@ -29,10 +29,7 @@ try:
     import transformers
     import safetensors
 except (ImportError, OSError) as error:
-    peers_venv.try_again_there()
-    print(f"*** SKIPPED: Hugging Face's packages cannot be imported ({error}). To get them: run scripts/peers.sh, or "
-          f"install tokenizers and 'transformers<5' for {sys.executable} ***")
-    sys.exit(77)
+    peers_venv.missing(error, "tokenizers 'transformers<5'")
 
 import small_tokenizer
 import unicode_corpus

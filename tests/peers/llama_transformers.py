@@ -25,18 +25,11 @@ import time
 import peers_venv
 
 
-def skip(why):
-    print(f"*** SKIPPED: {why}. To get them: run scripts/peers.sh, or pip install torch transformers for "
-          f"{sys.executable} ***")
-    sys.exit(77)
-
-
 try:
     import torch
     import transformers
 except (ImportError, OSError) as error:
-    peers_venv.try_again_there()
-    skip(f"torch and transformers cannot be imported ({error})")
+    peers_venv.missing(error, "torch transformers")
 transformers.logging.set_verbosity_error()
 
 

@@ -30,10 +30,7 @@ try:
     from llama_models.llama3.tokenizer import Tokenizer
     from transformers.convert_slow_tokenizer import TikTokenConverter
 except (ImportError, OSError) as error:
-    peers_venv.try_again_there()
-    print(f"*** SKIPPED: Meta's tokenizer cannot be imported ({error}). To get it: run scripts/peers.sh, or install "
-          f"llama-models and 'transformers<5' for {sys.executable} ***")
-    sys.exit(77)
+    peers_venv.missing(error, "llama-models 'transformers<5'")
 
 import unicode_corpus
 from hugging_face import ask_ours, chats, compare

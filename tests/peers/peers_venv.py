@@ -13,3 +13,16 @@ def try_again_there():
     if os.path.exists(python) and "TREEATTN_IN_PEERS_VENV" not in os.environ:
         os.environ["TREEATTN_IN_PEERS_VENV"] = "1"
         os.execv(python, [python, *sys.argv])  # its own path as argv[0] is how it knows that it is in a venv
+
+
+def skip(why, packages):
+    """Ends the script as one that could not run. packages: what pip has to install for it."""
+    print(f"*** SKIPPED: {why}. To get what is missing: run scripts/peers.sh, or pip install {packages} for "
+          f"{sys.executable} ***")
+    sys.exit(77)
+
+
+def missing(error, packages):
+    """The packages cannot be imported by this Python: tries the other place, or skips."""
+    try_again_there()
+    skip(f"a package cannot be imported ({error})", packages)

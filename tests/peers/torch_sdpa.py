@@ -32,20 +32,16 @@ OUT_TOLERANCE = {"float32": 2.0**-18, "float16": 2.0**-16, "bfloat16": 2.0**-16}
 LSE_TOLERANCE = 2.0**-18
 
 
-def skip(why):
-    print(f"*** SKIPPED: {why}. To get torch: run scripts/peers.sh, or install it for {sys.executable} "
-          "(without the CUDA libraries: pip install torch --index-url https://download.pytorch.org/whl/cpu) ***")
-    sys.exit(77)
-
+# Without the CUDA libraries.
+PACKAGES = "torch --index-url https://download.pytorch.org/whl/cpu"
 
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # not needed here
 try:
     import torch
 except (ImportError, OSError) as error:
-    peers_venv.try_again_there()
-    skip(f"torch cannot be imported ({error})")
+    peers_venv.missing(error, PACKAGES)
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 5):
-    skip(f"torch {torch.__version__} has no enable_gqa; needed: 2.5 or newer")
+    peers_venv.skip(f"torch {torch.__version__} has no enable_gqa; needed: 2.5 or newer", PACKAGES)
 
 
 def draw(rng, index):
