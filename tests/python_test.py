@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 import numpy as np
@@ -58,13 +59,18 @@ class Attention(unittest.TestCase):
         want = expected(q, k, v, causal=True)
         self.near(treeattn.attention(q, k, v, causal=True), want)
         heads_first = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (k, v)]
-        self.near(treeattn.attention(q, *heads_first, causal=True), want)
+        self.near(treeattn.attention(q, *heads_first, causal=np.True_), want)
 
     def test_lengths_hide_keys(self):
         q, k, v = draw(2, 1, 4, 64), draw(2, 300, 4, 64), draw(2, 300, 4, 64)
         got = treeattn.attention(q, k, v, lengths=np.array([100, 0]))
         self.near([x[:1] for x in got], expected(q[:1], k[:1, :100], v[:1, :100]))
         self.assertTrue((got[0][1] == 0).all() and (got[1][1] == -np.inf).all())
+
+    def test_no_keys(self):
+        q, k = draw(1, 1, 4, 64), np.empty((1, 0, 4, 64), np.float32)  # whose strides are 0 in numpy
+        out, lse = treeattn.attention(q, k, k)
+        self.assertTrue((out == 0).all() and (lse == -np.inf).all())
 
     def test_int8_with_scales_in_pages(self):
         rows = [RNG.integers(-127, 128, (4, 64, 2, 32), np.int8) for _ in "kv"]
@@ -82,6 +88,10 @@ class Attention(unittest.TestCase):
         before = parts[0].copy()
         self.near(treeattn.finalize(treeattn.merge(*parts)), expected(q, k, v, causal=True))
         self.assertTrue((parts[0] == before).all())
+        with self.assertRaisesRegex(treeattn.InvalidArgument, "another shape"):
+            treeattn.merge(parts[0], parts[1].reshape(1, 4, 2, 66))
+        with self.assertRaisesRegex(treeattn.InvalidArgument, "sinks: 2 values; .* 4"):
+            treeattn.finalize(parts[0], sinks=[0, 0])
 
     def test_after_a_fork(self):
         q, k, v = draw(1, 1, 4, 64), draw(1, 3000, 4, 64), draw(1, 3000, 4, 64)
@@ -102,6 +112,22 @@ class Attention(unittest.TestCase):
         self.assertTrue(torch.is_tensor(out) and torch.is_tensor(lse))
         self.near([out.numpy(), lse.numpy()], expected(*(x.float().numpy() for x in (q, k, v))), 1e-3)
 
+    @unittest.skipIf(torch is None, "no torch")
+    def test_other_tensors(self):
+        class Mine(torch.Tensor):
+            pass
+
+        q, k, v = (torch.from_numpy(draw(1, n, 4, 64)) for n in (1, 10, 10))
+        out, lse = treeattn.attention(q.as_subclass(Mine), k, v, lengths=torch.tensor([7]), sinks=torch.zeros(4))
+        self.assertTrue(torch.is_tensor(out) and torch.is_tensor(lse))
+        want, _ = treeattn.attention(q, k, v, lengths=[7], sinks=[0.0] * 4)
+        self.assertTrue((out == want).all())
+        wants_gradient = k.clone().requires_grad_()
+        with self.assertRaisesRegex(treeattn.InvalidArgument, "gradient"):
+            treeattn.attention(q, wants_gradient, v)
+        with torch.no_grad():
+            treeattn.attention(q, wants_gradient, v)
+
     def test_errors_say_what_is_accepted(self):
         q, k, v = draw(1, 1, 4, 64), draw(1, 10, 4, 64), draw(1, 10, 4, 64)
         for message, call in {
@@ -110,6 +136,8 @@ class Attention(unittest.TestCase):
                 "a row in one piece": lambda: treeattn.attention(q, k[..., ::2], v),
                 "accepted: an array": lambda: treeattn.attention(q, "k", v),
                 "DLPack type": lambda: treeattn.attention(q, k.astype(np.float64), v),
+                "of >f4; accepted": lambda: treeattn.attention(q, k.astype(">f4"), v),
+                "dense int32": lambda: treeattn.attention(q, k, v, page_table=np.array([[1 << 32]])),
                 "lengths": lambda: treeattn.attention(q, k, v, lengths=[11]),
                 "window: 'wide'": lambda: treeattn.attention(q, k, v, window="wide"),
                 "rows of 2 floats": lambda: treeattn.finalize(draw(3, 2)),
@@ -118,7 +146,9 @@ class Attention(unittest.TestCase):
                 call()
         self.assertTrue(issubclass(treeattn.InvalidArgument, ValueError))
         with self.assertRaisesRegex(TypeError, "no option 'caussal'; accepted: alibi_slopes"):
-            treeattn.attention(q, k, v, caussal=True)
+            treeattn.attention(q=q, k=k, v=v, caussal=True)
+        with self.assertRaisesRegex(TypeError, "no option"):
+            treeattn.attention(q, k, v, **{"\ud800": 1})
 
 
 class Ranks(unittest.TestCase):
@@ -157,7 +187,10 @@ class Ranks(unittest.TestCase):
             cache.append(sequence, k, v)
             carried = cache.carried(sequence, 0, 400)
             mine = np.concatenate([np.arange(first, first + count) for first, count in carried])
-            out, _ = treeattn.ParallelAttention(world).prefill(cache, 0, sequence, 0, 400, q[:, mine], causal=True)
+            attention = treeattn.ParallelAttention(world)
+            out, _ = attention.prefill(cache, 0, sequence, 0, 400, q[:, mine], causal=True)
+            with self.assertRaisesRegex(TypeError, "no option 'first_query'"):
+                attention.prefill(cache, 0, sequence, 0, 400, q[:, mine], first_query=[0])
             self.assertLess(np.abs(out - want[:, mine]).max(), 1e-5)
             cache.save(directory)
 
@@ -166,6 +199,7 @@ class Ranks(unittest.TestCase):
             return treeattn.ParallelAttention(world).decode(cache, 0, cache.sequences(), q[:, -1:])[0]
 
         with tempfile.TemporaryDirectory() as directory:
+            directory = pathlib.Path(directory)
             treeattn.run_ranks(2, lambda world: prefill(world, directory))
             for out in treeattn.run_ranks(3, lambda world: load(world, directory)):
                 self.assertLess(np.abs(out - want[:, -1:]).max(), 1e-5)
@@ -180,6 +214,44 @@ class Ranks(unittest.TestCase):
             treeattn.run_ranks(3, body, deadline=5)
         with self.assertRaises(treeattn.LostRanks):
             treeattn.run_ranks(2, lambda world: world.rank == 0 and world.barrier(), deadline=5)
+
+    def test_ctrl_c_ends_all_ranks(self):
+        ended = []
+
+        def body(world):
+            if world.rank == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(2000):
+                time.sleep(0.01)
+            ended.append(world.rank)
+
+        with self.assertRaises(KeyboardInterrupt):
+            treeattn.run_ranks(2, body)
+        self.assertEqual(ended, [])
+
+    def test_one_thread_at_a_time(self):
+        k, q = draw(1, 300, 1, 16), draw(1, 1, 1, 16)
+        of_rank_0, refused, left = [], [], threading.Event()
+
+        def body(world):
+            cache = treeattn.KvCache(world, kv_heads=1, k_dim=16, v_dim=16, chunk_tokens=64)
+            sequence = cache.add_sequence()
+            cache.append(sequence, k, k)
+            if world.rank == 0:
+                of_rank_0.append(cache)
+            while world.rank == 1 and not refused and not left.is_set():  # until rank 0 decodes, and waits for this one
+                try:
+                    all(other.length(sequence) for other in of_rank_0)
+                except treeattn.Error as error:
+                    refused.append(str(error))
+            try:
+                treeattn.ParallelAttention(world, strategy="merge").decode(cache, 0, [sequence], q)
+            finally:
+                left.set()
+            return cache.length(sequence)
+
+        self.assertEqual(treeattn.run_ranks(2, body, deadline=20), [300, 300])
+        self.assertRegex(refused[0], "another thread")
 
     def test_rows_of_a_fork(self):
         world = treeattn.self_communicator()
@@ -278,6 +350,16 @@ class Llama(unittest.TestCase):
             session.generate("Once", on_text=lambda _: os.kill(os.getpid(), signal.SIGINT), max_tokens=100,
                              ignore_eos=True)
 
+        def body(world):
+            if world.rank == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+            ended.append(treeattn.LlamaSession(self.model, world).generate("Once", max_tokens=50000, ignore_eos=True))
+
+        ended = []
+        with self.assertRaises(KeyboardInterrupt):
+            treeattn.run_ranks(2, body)
+        self.assertEqual(ended, [])
+
     def test_other_threads_go_on(self):
         seen = []
         thread = threading.Thread(target=lambda: seen.append(treeattn.LlamaSession(self.model).generate(
@@ -299,4 +381,5 @@ class Llama(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     unittest.main()

@@ -26,43 +26,44 @@ DType dtype_of(const char* name, const Array& array) {
          "float32, float16, bfloat16, int8, and e4m3 as float8_e4m3fn or the bytes as uint8");
 }
 
+// numpy says 0 for arrays without elements, where a stride leads nowhere.
+std::int64_t stride_of(const Array& array, std::size_t dim) { return array.size() == 0 ? 1 : array.stride(dim); }
+
 void require_dims(const char* name, const Array& array, std::size_t dims, const char* shape) {
   if (array.ndim() != dims) refuse(name, std::to_string(array.ndim()) + " dimensions", shape);
-  if (dims == 4 && array.shape(3) > 1 && array.stride(3) != 1) {
+  if (dims == 4 && array.shape(3) > 1 && stride_of(array, 3) != 1) {
     refuse(name, "elements of a row " + std::to_string(array.stride(3)) + " apart", "1: a row in one piece");
   }
 }
 
 std::int64_t size_of(const Array& array, std::size_t dim) { return static_cast<std::int64_t>(array.shape(dim)); }
 
-bool is_torch(const nb::object& array) {
-  return nb::cast<std::string>(array.type().attr("__module__")).starts_with("torch");
-}
-
 }  // namespace
 
-Call Call::of(const nb::kwargs& given, bool options, bool input, bool scales) {
-  constexpr char kPerHead[] = "numbers, one for each head", kPerSequence[] = "whole numbers, one for each sequence",
-                 kScales[] = "an array of the shape of the rows without head_dim";
+Call Call::of(const nb::kwargs& given, unsigned parts) {
+  constexpr char kPerSequence[] = "whole numbers, one for each sequence",
+                 kAnyScales[] = "an array of the shape of the rows without head_dim";
   Call call;
   std::map<std::string, Setter> known;
-  if (options) {
+  if (parts & kOptions) {
     known.insert({{"scale", sets(call.scale, kNumber)},
                   {"causal", sets(call.causal, kChoice)},
                   {"window", sets(call.window, kWholeNumber)},
                   {"softcap", sets(call.softcap, kNumber)},
                   {"alibi_slopes", sets(call.alibi_slopes, kPerHead)},
-                  {"sinks", sets(call.sinks, kPerHead)},
-                  {"first_query", sets(call.first_query, kPerSequence)}});
+                  {"sinks", sets(call.sinks, kPerHead)}});
   }
-  if (input) {
+  if (parts & kFirstQuery) known.insert({"first_query", sets(call.first_query, kPerSequence)});
+  if (parts & kInput) {
     known.insert({{"lengths", sets(call.lengths, kPerSequence)},
                   {"first_key", sets(call.first_key, kWholeNumber)},
                   {"chunk_tokens", sets(call.order.chunk_tokens, kWholeNumber)},
                   {"branches", sets(call.order.branches, kWholeNumber)},
-                  {"page_table", sets(call.page_table, "a dense int32 array [batch, pages of a sequence]")}});
+                  {"page_table", sets(call.page_table, "a dense int32 array [batch, pages of a sequence]", false)}});
   }
-  if (scales) known.insert({{"k_scales", sets(call.k_scales, kScales)}, {"v_scales", sets(call.v_scales, kScales)}});
+  if (parts & kScales) {
+    known.insert({{"k_scales", sets(call.k_scales, kAnyScales)}, {"v_scales", sets(call.v_scales, kAnyScales)}});
+  }
   set_options(given, known);
   return call;
 }
@@ -76,8 +77,25 @@ AttentionOptions Call::options() const {
           .sinks = sinks};
 }
 
+bool is_torch(const nb::object& array) {
+  for (const nb::handle type : nb::tuple(array.type().attr("__mro__"))) {  // also of a class made from torch's
+    if (nb::cast<std::string>(type.attr("__module__")) == "torch") return true;
+  }
+  return false;
+}
+
 Array array_of(const char* name, const nb::object& array) {
-  return value_of<Array>(name, array, "an array of numpy, torch (without a gradient) or jax");
+  if (is_torch(array) && nb::cast<bool>(array.attr("requires_grad")) &&
+      nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")())) {
+    refuse(name, "a tensor that asks for a gradient", "one that does not, as of detach(); any under torch.no_grad()");
+  }
+  if (Array view; nb::try_cast(array, view)) return view;
+  std::string what = shown(array);
+  if (nb::hasattr(array, "dtype")) {
+    const nb::object type = array.attr("dtype");
+    what += std::string(" of ") + nb::str(nb::handle(type)).c_str();
+  }
+  refuse(name, what, "an array of numpy, torch or jax that DLPack can pass on, in the machine's byte order");
 }
 
 nb::object empty_like(const nb::object& like, const std::vector<std::int64_t>& shape) {
@@ -103,9 +121,9 @@ QueryView query_view(const Array& q) {
           .queries = size_of(q, 1),
           .heads = size_of(q, 2),
           .head_dim = size_of(q, 3),
-          .batch_stride = q.stride(0),
-          .query_stride = q.stride(1),
-          .head_stride = q.stride(2)};
+          .batch_stride = stride_of(q, 0),
+          .query_stride = stride_of(q, 1),
+          .head_stride = stride_of(q, 2)};
 }
 
 KvView kv_view(const char* name, const Array& rows, const std::optional<Array>& scales,
@@ -117,12 +135,12 @@ KvView kv_view(const char* name, const Array& rows, const std::optional<Array>& 
   view.dtype = dtype_of(name, rows);
   view.kv_heads = size_of(rows, 2);
   view.head_dim = size_of(rows, 3);
-  view.token_stride = rows.stride(1);
-  view.head_stride = rows.stride(2);
+  view.token_stride = stride_of(rows, 1);
+  view.head_stride = stride_of(rows, 2);
   if (page_table) {
     view.pages = size_of(rows, 0);
     view.page_tokens = size_of(rows, 1);
-    view.page_stride = rows.stride(0);
+    view.page_stride = stride_of(rows, 0);
     view.batch = static_cast<std::int64_t>(page_table->shape(0));
     view.pages_per_sequence = static_cast<std::int64_t>(page_table->shape(1));
     view.page_table = page_table->data();
@@ -130,7 +148,7 @@ KvView kv_view(const char* name, const Array& rows, const std::optional<Array>& 
   } else {
     view.batch = size_of(rows, 0);
     view.tokens = size_of(rows, 1);
-    view.batch_stride = rows.stride(0);
+    view.batch_stride = stride_of(rows, 0);
   }
   if (!scales) return view;
   require_dims(name, *scales, 3, "scales with 3: those of the rows without head_dim");
@@ -142,9 +160,9 @@ KvView kv_view(const char* name, const Array& rows, const std::optional<Array>& 
   }
   if (dtype_of(name, *scales) != DType::kFloat32) refuse(name, "scales that are not float32", "float32");
   view.scales = static_cast<const float*>(scales->data());
-  (page_table ? view.scale_page_stride : view.scale_batch_stride) = scales->stride(0);
-  view.scale_token_stride = scales->stride(1);
-  view.scale_head_stride = scales->stride(2);
+  (page_table ? view.scale_page_stride : view.scale_batch_stride) = stride_of(*scales, 0);
+  view.scale_token_stride = stride_of(*scales, 1);
+  view.scale_head_stride = stride_of(*scales, 2);
   return view;
 }
 

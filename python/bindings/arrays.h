@@ -30,8 +30,14 @@ auto span_of(A& array) {
 
 // Whatever may be said of a call beside q, k and v. Holds what AttentionOptions and AttentionInput point to.
 struct Call {
-  // What AttentionOptions has, and first_query; with `input` all the rest; with `scales` theirs.
-  static Call of(const nb::kwargs& given, bool options, bool input, bool scales);
+  // What a function takes of it, joined by |.
+  enum Part : unsigned {
+    kOptions = 1,  // what AttentionOptions has
+    kFirstQuery = 2,
+    kInput = 4,  // the rest of AttentionInput
+    kScales = 8,
+  };
+  static Call of(const nb::kwargs& given, unsigned parts);
 
   AttentionOptions options() const;
 
@@ -56,6 +62,7 @@ QueryView query_view(const Array& q);
 KvView kv_view(const char* name, const Array& rows, const std::optional<Array>& scales,
                const std::optional<Table>& page_table = {});
 
+bool is_torch(const nb::object& array);
 // The GPU that all of them, and the call's scales, are on, or -1. Throws InvalidArgument where they are not together.
 int gpu_of(const Call& call, std::initializer_list<const Array*> arrays);
 // What torch puts its work on, for its tensors on a GPU; a cudaStream_t.

@@ -32,7 +32,7 @@ first_key and first_query say where keys and queries stand in the whole.)";
 // A call, its arrays, and the GPU they are on or -1.
 struct Input {
   Input(const nb::object& query, const nb::object& keys, const nb::object& values, const nb::kwargs& given)
-      : call(Call::of(given, true, true, true)),
+      : call(Call::of(given, Call::kOptions | Call::kFirstQuery | Call::kInput | Call::kScales)),
         q(array_of("q", query)),
         k(array_of("k", keys)),
         v(array_of("v", values)) {
@@ -44,6 +44,7 @@ struct Input {
              .first_query = call.first_query,
              .order = call.order};
     gpu = gpu_of(call, {&q, &k, &v});
+    if (gpu >= 0 && !is_torch(query)) refuse("q", "on a GPU, and not torch's", "a tensor of torch");
     stream = stream_of(query);
   }
 
@@ -89,6 +90,8 @@ nb::object states_of(const nb::object& q, const nb::object& k, const nb::object&
   return states;
 }
 
+constexpr char kHostFloats[] = "a dense float32 array in the host's memory";
+
 // Of rows that each hold a state.
 std::int64_t v_dim_of(const ConstHostFloats& states) {
   const std::int64_t floats = states.ndim() == 0 ? 0 : static_cast<std::int64_t>(states.shape(states.ndim() - 1));
@@ -103,36 +106,51 @@ std::vector<std::int64_t> shape_of(const ConstHostFloats& states, std::int64_t l
   return shape;
 }
 
-nb::object merge(const nb::object& lower, const ConstHostFloats& higher) {
-  const auto from = value_of<ConstHostFloats>("lower", lower, "a dense float32 array in the host's memory");
+nb::object merge(const nb::object& lower, const nb::object& higher) {
+  const auto from = value_of<ConstHostFloats>("lower", lower, kHostFloats);
+  const auto with = value_of<ConstHostFloats>("higher", higher, kHostFloats);
   const std::int64_t v_dim = v_dim_of(from);
-  nb::object merged = empty_like(lower, shape_of(from, v_dim + 2));
+  const auto all = shape_of(from, v_dim + 2);
+  if (with.ndim() != all.size() || shape_of(with, v_dim_of(with) + 2) != all) {
+    refuse("higher", "of another shape than lower", "states of the same queries");
+  }
+  nb::object merged = empty_like(lower, all);
   auto to = nb::cast<HostFloats>(merged);
+  const nb::gil_scoped_release others_go_on;
   std::copy_n(from.data(), from.size(), to.data());
-  merge_states(span_of(to), span_of(higher), v_dim);
+  merge_states(span_of(to), span_of(with), v_dim);
   return merged;
 }
 
-nb::object finalize(const nb::object& states, const std::vector<float>& sinks) {
-  const auto from = value_of<ConstHostFloats>("states", states, "a dense float32 array in the host's memory");
+nb::object finalize(const nb::object& states, const nb::object& given_sinks) {
+  const auto from = value_of<ConstHostFloats>("states", states, kHostFloats);
   const std::int64_t v_dim = v_dim_of(from);
+  std::vector<float> sinks;
+  if (!given_sinks.is_none()) sinks = value_of<std::vector<float>>("sinks", given_sinks, kPerHead);
+  const std::size_t heads = from.ndim() > 1 ? from.shape(from.ndim() - 2) : 1;
+  if (!sinks.empty() && sinks.size() != heads) {
+    refuse("sinks", std::to_string(sinks.size()) + " values", "0 or the heads of the states, " + std::to_string(heads));
+  }
   std::vector<std::int64_t> rows = shape_of(from, v_dim);
   nb::object out = empty_like(states, rows);
   rows.pop_back();
   nb::object lse = empty_like(states, rows);
   auto outs = nb::cast<HostFloats>(out), lses = nb::cast<HostFloats>(lse);
-  finalize_states(span_of(from), v_dim, sinks, span_of(outs), span_of(lses));
+  {
+    const nb::gil_scoped_release others_go_on;
+    finalize_states(span_of(from), v_dim, sinks, span_of(outs), span_of(lses));
+  }
   return nb::make_tuple(out, lse);
 }
 
 }  // namespace
 
 void add_attention(nb::module_& module) {
-  module.def("attention", &attend, kAttention);
-  module.def("states", &states_of, kStates);
+  module.def("attention", &attend, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("options"), kAttention);
+  module.def("states", &states_of, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("options"), kStates);
   module.def("merge", &merge, nb::arg("lower"), nb::arg("higher"),
              "The states of two sets of keys as those of both, in a new array. lower comes first in the tree.");
-  module.def("finalize", &finalize, nb::arg("states"), nb::arg("sinks") = std::vector<float>(),
+  module.def("finalize", &finalize, nb::arg("states"), nb::arg("sinks") = nb::none(),
              "out and lse of states; sinks, a logit for each head, are no part of a state.");
   module.def("cuda_problem", &cuda_problem, "Empty where there is a GPU to use; else why not.");
   module.def(

@@ -2,9 +2,11 @@
 // The Llama of treeattn/llama.h: a model, and texts that grow.
 #include "treeattn/llama.h"
 
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/variant.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -14,6 +16,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "use.h"
 
 namespace treeattn::python {
 namespace {
@@ -62,7 +65,7 @@ LlamaOptions session_options(const std::string& kv_type, const std::string& stra
 // Calls back, with what make_argument() makes. The interpreter sees signals either way, as that of Ctrl-C.
 void tell(const nb::object& callback, const auto& make_argument) {
   const nb::gil_scoped_acquire hold;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  raise_signals();
   if (!callback.is_none()) callback(make_argument());
 }
 
@@ -115,6 +118,7 @@ nb::object generate(Session& self, const std::variant<std::string, Tokens>& prom
   listener.prefill = [&](std::int64_t, std::int64_t) { tell(nobody, [] { return nb::none(); }); };
   GenerateResult result;
   {
+    const Use use({&self});
     const nb::gil_scoped_release others_go_on;
     result = std::visit(
         [&](const auto& text_or_tokens) { return self.session.generate(text_or_tokens, options, listener); }, prompt);
@@ -138,7 +142,7 @@ void add_llama(nb::module_& module) {
   nb::class_<LlamaModel>(module, "LlamaModel")
       .def_static(
           "load",
-          [](const std::string& directory, const std::string& weights, int gpu) {
+          [](const std::filesystem::path& directory, const std::string& weights, int gpu) {
             return shared(LlamaModel::load(directory, load_options(weights, gpu)));
           },
           nb::arg("directory"), nb::arg("weights") = "as_stored", nb::arg("gpu") = -1, Free())
@@ -151,11 +155,16 @@ void add_llama(nb::module_& module) {
       .def_prop_ro("vocab", &LlamaModel::vocab)
       .def_prop_ro("context", &LlamaModel::context)
       .def_prop_ro("has_tokenizer", &LlamaModel::has_tokenizer)
-      .def("encode", [](const LlamaModel& model, const std::string& text) { return model.encode(text); })
-      .def("decode", [](const LlamaModel& model, const Tokens& tokens) {
-        const std::string bytes = model.decode(tokens);
-        return nb::bytes(bytes.data(), bytes.size());
-      });
+      .def(
+          "encode", [](const LlamaModel& model, const std::string& text) { return model.encode(text); },
+          nb::arg("text"), Free())
+      .def(
+          "decode",
+          [](const LlamaModel& model, const Tokens& tokens) {
+            const std::string bytes = model.decode(tokens);
+            return nb::bytes(bytes.data(), bytes.size());
+          },
+          nb::arg("tokens"));
 
   nb::class_<Session>(module, "LlamaSession")
       .def(
@@ -169,7 +178,7 @@ void add_llama(nb::module_& module) {
           nb::arg("strategy") = "auto", Free())
       .def_static(
           "load",
-          [](const std::string& directory, Model model, World world, const std::string& strategy) {
+          [](const std::filesystem::path& directory, Model model, World world, const std::string& strategy) {
             auto pool = std::make_unique<ThreadPool>(ThreadPool::available_cores());
             LlamaSession session = LlamaSession::load(directory, model, world_or_self(world), *pool,
                                                       session_options("bfloat16", strategy));
@@ -178,10 +187,19 @@ void add_llama(nb::module_& module) {
           nb::arg("directory"), nb::arg("model"), nb::arg("world") = nb::none(), nb::arg("strategy") = "auto", Free())
       .def("generate", &generate, nb::arg("prompt"), nb::arg("on_text") = nb::none(), nb::arg("on_token") = nb::none(),
            nb::arg("on_logits") = nb::none(), nb::arg("options"), kGenerate)
-      .def_prop_ro("tokens", [](const Session& self) { return self.session.tokens(); })
+      .def_prop_ro("tokens",
+                   [](const Session& self) {
+                     const Use use({&self});
+                     return self.session.tokens();
+                   })
       .def(
-          "save", [](const Session& self, const std::string& directory) { self.session.save(directory); },
-          nb::arg("directory"), Free());
+          "save",
+          [](const Session& self, const std::filesystem::path& directory) {
+            const Use use({&self});
+            const nb::gil_scoped_release others_go_on;
+            self.session.save(directory);
+          },
+          nb::arg("directory"));
 }
 
 }  // namespace treeattn::python

@@ -17,7 +17,8 @@ std::string shown(nb::handle value) {
 
 void set_options(const nb::kwargs& given, const std::map<std::string, Setter>& known) {
   for (const auto [key, value] : given) {
-    const auto name = nb::cast<std::string>(key);
+    std::string name;
+    if (!nb::try_cast(key, name)) name = nb::repr(key).c_str();  // half of a surrogate pair has no UTF-8
     const auto option = known.find(name);
     if (option == known.end()) {
       std::string accepted;

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communicators, the cache spread over them, and attention to it.
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 
-#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <filesystem>
+#include <future>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -15,11 +21,30 @@
 #include "treeattn/kv_cache.h"
 #include "treeattn/parallel_attention.h"
 #include "treeattn/strategy.h"
+#include "use.h"
 
 namespace treeattn::python {
 namespace {
 
 using World = std::shared_ptr<Communicator>;
+
+constexpr char kRunRanks[] =
+    R"(run_ranks(ranks, body, deadline=30.0) -> list
+
+Calls body(world) on a thread for each rank, and returns what each has returned. What the lowest rank raises is raised
+here when all have ended. deadline: the seconds that a rank waits for another.)";
+
+constexpr char kDecode[] =
+    R"(decode(cache, layer, sequences, q, **options) -> out, lse
+
+Attention of q [sequences, queries, heads, k_dim], the same on every rank, to all that the cache has of the sequences.
+Every rank calls it, and gets all. Options: scale, causal, window, softcap, alibi_slopes, sinks, first_query.)";
+
+constexpr char kPrefill[] =
+    R"(prefill(cache, layer, sequence, first, count, q, **options) -> out, lse
+
+Attention of tokens [first, first + count) of a sequence, whose k and v are in the cache. Every rank calls it with the
+queries of those that it carries (KvCache.carried), and gets these. Options: those of decode without first_query.)";
 
 RankOptions rank_options(double deadline) { return {.deadline = Seconds(deadline)}; }
 
@@ -39,29 +64,73 @@ nb::object result_of(const nb::callable& body, World world) {
   }
 }
 
-// What body returned on each rank.
+thread_local const bool* rank_interrupted = nullptr;  // of a rank that is a thread; guarded by Python's lock
+
+// Python's name of the calling thread among those of the ranks, and where it looks for Ctrl-C, while its body runs.
+class RunningRank {
+ public:
+  RunningRank(std::set<unsigned long>& running, const bool& interrupted) : running_(running) {
+    const unsigned long thread = PyThread_get_thread_ident();
+    running_.insert(thread);
+    rank_interrupted = &interrupted;
+    if (interrupted) PyThreadState_SetAsyncExc(thread, PyExc_KeyboardInterrupt);  // before it began
+  }
+  ~RunningRank() {
+    running_.erase(PyThread_get_thread_ident());
+    rank_interrupted = nullptr;
+  }
+  RunningRank(const RunningRank&) = delete;
+  RunningRank& operator=(const RunningRank&) = delete;
+
+ private:
+  std::set<unsigned long>& running_;
+};
+
+// What body returned on each rank. Ctrl-C is raised in the bodies, wherever they are in Python, and then here.
 nb::list run_in_threads(int ranks, nb::callable body, double deadline) {
-  std::vector<nb::object> results(static_cast<std::size_t>(std::max(ranks, 0)));
+  constexpr std::chrono::milliseconds kLookForSignals{100};
+  // Whoever holds Python's lock may change these.
+  std::map<int, nb::object> results;  // by rank
+  std::set<unsigned long> running;
+  bool interrupted = false;
   {
     const nb::gil_scoped_release ranks_take_it;
-    run_ranks(
-        ranks,
-        [&](World world) {
-          const auto rank = static_cast<std::size_t>(world->rank());
-          const nb::gil_scoped_acquire hold;
-          results[rank] = result_of(body, std::move(world));
-        },
-        rank_options(deadline));
+    std::future<void> all = std::async(std::launch::async, [&] {
+      run_ranks(
+          ranks,
+          [&](World world) {
+            const int rank = world->rank();
+            const nb::gil_scoped_acquire hold;
+            const RunningRank listed(running, interrupted);
+            nb::object result = result_of(body, std::move(world));
+            results[rank] = std::move(result);
+          },
+          rank_options(deadline));
+    });
+    std::exception_ptr raised;
+    while (all.wait_for(kLookForSignals) != std::future_status::ready) {
+      if (raised) continue;
+      const nb::gil_scoped_acquire hold;
+      try {
+        raise_signals();
+      } catch (const nb::python_error&) {
+        raised = std::current_exception();
+        interrupted = true;
+        for (const unsigned long thread : running) PyThreadState_SetAsyncExc(thread, PyExc_KeyboardInterrupt);
+      }
+    }
+    if (raised) std::rethrow_exception(raised);  // what the ranks have thrown comes of it
+    all.get();
   }
   nb::list all;
-  for (nb::object& result : results) all.append(std::move(result));
+  for (auto& [rank, result] : results) all.append(std::move(result));
   return all;
 }
 
 // Rows of one sequence, on the host or on the cache's GPU.
 struct Rows {
   Rows(const nb::object& keys, const nb::object& values, const nb::kwargs& scales)
-      : call(Call::of(scales, false, false, true)), k_array(array_of("k", keys)), v_array(array_of("v", values)) {
+      : call(Call::of(scales, Call::kScales)), k_array(array_of("k", keys)), v_array(array_of("v", values)) {
     k = kv_view("k", k_array, call.k_scales);
     v = kv_view("v", v_array, call.v_scales);
     on_gpu = gpu_of(call, {&k_array, &v_array}) >= 0;
@@ -77,6 +146,7 @@ struct Rows {
 
 void append(KvCache& cache, SequenceId sequence, const nb::object& k, const nb::object& v, const nb::kwargs& scales) {
   const Rows rows(k, v, scales);
+  const Use use({&cache});
   const nb::gil_scoped_release others_go_on;
   if (!rows.on_gpu) return cache.append(sequence, rows.k, rows.v);
   cache.append_from_device(sequence, rows.k, rows.v, rows.stream);
@@ -85,6 +155,7 @@ void append(KvCache& cache, SequenceId sequence, const nb::object& k, const nb::
 void write(KvCache& cache, SequenceId sequence, int layer, std::int64_t first, const nb::object& k, const nb::object& v,
            const nb::kwargs& scales) {
   const Rows rows(k, v, scales);
+  const Use use({&cache});
   const nb::gil_scoped_release others_go_on;
   if (!rows.on_gpu) return cache.write(sequence, layer, first, rows.k, rows.v);
   cache.write_from_device(sequence, layer, first, rows.k, rows.v, rows.stream);
@@ -92,8 +163,8 @@ void write(KvCache& cache, SequenceId sequence, int layer, std::int64_t first, c
 
 // Queries in the host's memory, and arrays for what comes of them.
 struct Queries {
-  Queries(const nb::object& query, const KvCache& cache, const nb::kwargs& given)
-      : call(Call::of(given, true, false, false)), array(array_of("q", query)) {
+  Queries(const nb::object& query, const KvCache& cache, const nb::kwargs& given, unsigned parts)
+      : call(Call::of(given, parts)), array(array_of("q", query)) {
     if (const int gpu = gpu_of(call, {&array}); gpu >= 0) {
       refuse("q", "on GPU " + std::to_string(gpu), "an array in the host's memory");
     }
@@ -113,8 +184,9 @@ struct Queries {
 
 nb::object decode(ParallelAttention& attention, const KvCache& cache, int layer,
                   const std::vector<SequenceId>& sequences, const nb::object& q, const nb::kwargs& options) {
-  Queries queries(q, cache, options);
+  Queries queries(q, cache, options, Call::kOptions | Call::kFirstQuery);
   {
+    const Use use({&attention, &cache});
     const nb::gil_scoped_release others_go_on;
     attention.decode(cache, layer, sequences, queries.q, queries.call.options(), span_of(queries.outs),
                      span_of(queries.lses), default_pool(), Result::kReplicated, queries.call.first_query);
@@ -124,8 +196,9 @@ nb::object decode(ParallelAttention& attention, const KvCache& cache, int layer,
 
 nb::object prefill(ParallelAttention& attention, const KvCache& cache, int layer, SequenceId sequence,
                    std::int64_t first, std::int64_t count, const nb::object& q, const nb::kwargs& options) {
-  Queries queries(q, cache, options);
+  Queries queries(q, cache, options, Call::kOptions);
   {
+    const Use use({&attention, &cache});
     const nb::gil_scoped_release others_go_on;
     attention.prefill(cache, layer, sequence, first, count, queries.q, queries.call.options(), span_of(queries.outs),
                       span_of(queries.lses), default_pool());
@@ -140,6 +213,15 @@ std::vector<std::pair<std::int64_t, std::int64_t>> ranges_of(const std::vector<T
 }
 
 }  // namespace
+
+void raise_signals() {
+  if (rank_interrupted && *rank_interrupted) {
+    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), nullptr);  // else it is raised once more
+    PyErr_SetNone(PyExc_KeyboardInterrupt);
+    throw nb::python_error();
+  }
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
 
 void add_ranks(nb::module_& module) {
   using Free = nb::call_guard<nb::gil_scoped_release>;  // for what may wait for other ranks
@@ -164,7 +246,7 @@ void add_ranks(nb::module_& module) {
       "tcp_communicator", [](double deadline) { return with_own_cores(tcp_communicator(rank_options(deadline))); },
       nb::arg("deadline") = kDefaultDeadline.count(), Free());
   module.def("run_ranks", &run_in_threads, nb::arg("ranks"), nb::arg("body"),
-             nb::arg("deadline") = kDefaultDeadline.count());
+             nb::arg("deadline") = kDefaultDeadline.count(), kRunRanks);
 
   nb::class_<KvCache>(module, "KvCache")
       .def(
@@ -187,31 +269,43 @@ void add_ranks(nb::module_& module) {
           nb::arg("chunk_tokens") = ReductionOrder{}.chunk_tokens, nb::arg("branches") = ReductionOrder{}.branches,
           nb::arg("weights") = std::vector<double>(), nb::arg("gpu") = KvCache::kHost)
       .def_prop_ro("gpu", &KvCache::gpu)
-      .def("add_sequence", &KvCache::add_sequence)
-      .def("fork", &KvCache::fork, nb::arg("sequence"))
-      .def("truncate", &KvCache::truncate, nb::arg("sequence"), nb::arg("length"))
-      .def("drop", &KvCache::drop, nb::arg("sequence"))
-      .def("length", &KvCache::length, nb::arg("sequence"))
-      .def("sequences", &KvCache::sequences)
-      .def("extend", &KvCache::extend, nb::arg("sequence"), nb::arg("tokens"))
-      .def("append", &append)
-      .def("write", &write)
+      .def("add_sequence", held(&KvCache::add_sequence))
+      .def("fork", held(&KvCache::fork), nb::arg("sequence"))
+      .def("truncate", held(&KvCache::truncate), nb::arg("sequence"), nb::arg("length"))
+      .def("drop", held(&KvCache::drop), nb::arg("sequence"))
+      .def("length", held(&KvCache::length), nb::arg("sequence"))
+      .def("sequences", held(&KvCache::sequences))
+      .def("extend", held(&KvCache::extend), nb::arg("sequence"), nb::arg("tokens"))
+      .def("append", &append, nb::arg("sequence"), nb::arg("k"), nb::arg("v"), nb::arg("scales"))
+      .def("write", &write, nb::arg("sequence"), nb::arg("layer"), nb::arg("first"), nb::arg("k"), nb::arg("v"),
+           nb::arg("scales"))
       .def(
           "carried",
           [](const KvCache& cache, SequenceId sequence, std::int64_t first, std::int64_t count) {
+            const Use use({&cache});
             return ranges_of(cache.carried(sequence, first, count));
           },
           nb::arg("sequence"), nb::arg("first"), nb::arg("count"))
-      .def_prop_ro("allocated_bytes", &KvCache::allocated_bytes)
+      .def_prop_ro("allocated_bytes", held(&KvCache::allocated_bytes))
       .def(
-          "rebalance", [](KvCache& cache, const std::vector<double>& weights) { cache.rebalance(weights); },
-          nb::arg("weights"), Free())
+          "rebalance",
+          [](KvCache& cache, const std::vector<double>& weights) {
+            const Use use({&cache});
+            const nb::gil_scoped_release others_go_on;
+            cache.rebalance(weights);
+          },
+          nb::arg("weights"))
       .def(
-          "save", [](const KvCache& cache, const std::string& directory) { cache.save(directory); },
-          nb::arg("directory"), Free())
+          "save",
+          [](const KvCache& cache, const std::filesystem::path& directory) {
+            const Use use({&cache});
+            const nb::gil_scoped_release others_go_on;
+            cache.save(directory);
+          },
+          nb::arg("directory"))
       .def_static(
           "load",
-          [](World world, const std::string& directory, int gpu) {
+          [](World world, const std::filesystem::path& directory, int gpu) {
             return KvCache::load(std::move(world), directory, {}, gpu);
           },
           nb::arg("world"), nb::arg("directory"), nb::arg("gpu") = KvCache::kHost, Free());
@@ -224,13 +318,21 @@ void add_ranks(nb::module_& module) {
                 ParallelAttention(std::move(world), {.strategy = parse_strategy(strategy), .canonical = canonical});
           },
           nb::arg("world"), nb::arg("strategy") = "auto", nb::arg("canonical") = true)
-      .def("decode", &decode)
-      .def("prefill", &prefill)
-      .def_prop_ro("bytes_sent", [](const ParallelAttention& attention) { return attention.report().traffic.bytes; })
-      .def_prop_ro(
-          "strategy",
-          [](const ParallelAttention& attention) { return std::string(strategy_name(attention.report().strategy)); })
-      .def("why", &ParallelAttention::why);
+      .def("decode", &decode, nb::arg("cache"), nb::arg("layer"), nb::arg("sequences"), nb::arg("q"),
+           nb::arg("options"), kDecode)
+      .def("prefill", &prefill, nb::arg("cache"), nb::arg("layer"), nb::arg("sequence"), nb::arg("first"),
+           nb::arg("count"), nb::arg("q"), nb::arg("options"), kPrefill)
+      .def_prop_ro("bytes_sent",
+                   [](const ParallelAttention& attention) {
+                     const Use use({&attention});
+                     return attention.report().traffic.bytes;
+                   })
+      .def_prop_ro("strategy",
+                   [](const ParallelAttention& attention) {
+                     const Use use({&attention});
+                     return std::string(strategy_name(attention.report().strategy));
+                   })
+      .def("why", held(&ParallelAttention::why));
 }
 
 }  // namespace treeattn::python
