@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "address_limit.h"
@@ -30,20 +31,30 @@ TextOf among(const Files& files) {
   };
 }
 
-std::size_t available(Files files) {
+std::optional<std::size_t> available(Files files) {
   files["/proc/meminfo"] = "MemTotal:       32000 kB\nMemFree:        1000 kB\nMemAvailable:   16000 kB\n";
   return available_memory(among(files));
 }
 
 TEST(AvailableMemory, IsWhatTheMachineHasWithoutALimit) {
   EXPECT_EQ(available({}), kMachine);
-  EXPECT_EQ(available_memory([](const std::string&) { return std::string(); }), 0u);
   EXPECT_EQ(available({{"/proc/self/cgroup", "0::/\n"}}), kMachine);
   EXPECT_EQ(available({{"/proc/self/cgroup", "garbage\n\n:\n0::\n"}}), kMachine);
   EXPECT_EQ(available({{"/proc/self/cgroup", "0::/job\n"},
                        {"/sys/fs/cgroup/job/memory.max", "max\n"},
                        {"/sys/fs/cgroup/job/memory.current", "9000000\n"}}),
             kMachine);
+}
+
+TEST(AvailableMemory, UnknownIsNotFull) {
+  Files files;
+  EXPECT_EQ(available_memory(among(files)), std::nullopt);
+  files["/proc/meminfo"] = "MemTotal:       32000 kB\n";
+  EXPECT_EQ(available_memory(among(files)), std::nullopt);
+  files["/proc/self/limits"] = "Max data size             4000000              unlimited            bytes\n";
+  EXPECT_EQ(available_memory(among(files)), 4 * kMega);
+  files["/proc/meminfo"] = "MemAvailable:       0 kB\n";
+  EXPECT_EQ(available_memory(among(files)), 0u);
 }
 
 TEST(AvailableMemory, PagesOfFilesInAGroupCanBeHad) {
@@ -113,7 +124,7 @@ TEST(AvailableMemory, AddressesAndDataHaveLimits) {
   EXPECT_EQ(available(files), 3 * kMega);
   // And truly so.
   const testing_base::AddressLimit limit(std::size_t{64} << 20);
-  EXPECT_LE(available_memory(), std::size_t{64} << 20);
+  EXPECT_LE(available_memory().value(), std::size_t{64} << 20);
   EXPECT_LE(available_addresses(), std::size_t{64} << 20);
 }
 

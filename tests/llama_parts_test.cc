@@ -9,6 +9,7 @@
 #include <fstream>
 #include <memory>
 #include <numbers>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -195,7 +196,8 @@ TEST(MemoryNeed, WeightsThatAreMadeHereMustFit) {
   } catch (const Unavailable& error) {
     EXPECT_STREQ(error.what(), "the weights take 2.5 GB of memory, and 2.5 GB can be had here");
   }
-  EXPECT_NO_THROW(require_room_for_weights(model, {}, 0));  // unknown
+  EXPECT_THROW(require_room_for_weights(model, {}, 0), Unavailable);
+  EXPECT_NO_THROW(require_room_for_weights(model, {}, std::nullopt));  // unknown
   EXPECT_NO_THROW(require_room_for_weights(model, {.gpu = 0}, bytes - 1));
   EXPECT_NO_THROW(require_room_for_weights(model, {.weights = WeightFormat::kInt8}, bytes - 1));
   model.directory = "of files";

@@ -132,10 +132,10 @@ class StepsRun {
   bool has_room(std::int64_t batch, std::int64_t tokens) const {
     const std::size_t cache = model::memory_need(config_, bench_.plan.llama, bench_.plan.weights, tokens, 1).cache;
     const std::size_t needed = cache * static_cast<std::size_t>(batch);
-    const std::size_t available = usable_memory(rank_.ops.gpu());
-    if (available == 0 || needed <= available) return true;  // 0: unknown
+    const std::optional<std::size_t> available = usable_memory(rank_.ops.gpu());
+    if (!available || needed <= *available) return true;
     print_note("skipped {} with {}: needs {} of cache, {} of memory can be used\n", format_count(batch, "sequence"),
-               format_count(tokens, "token"), format_bytes(needed), format_bytes(available));
+               format_count(tokens, "token"), format_bytes(needed), format_bytes(*available));
     return false;
   }
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "allocation_counter.h"
 #include "attention_bench.h"
@@ -39,9 +40,9 @@ class CpuBench final : public AttentionBench {
 
   std::string lack(const Shape& shape) const override {
     const std::size_t needed = BenchData::bytes(shape, sets(shape));
-    const std::size_t room = usable_memory(KvCache::kHost);
-    if (room == 0 || needed <= room) return "";
-    return fmt::format("needs {}, {} of memory can be used", format_bytes(needed), format_bytes(room));
+    const std::optional<std::size_t> room = usable_memory(KvCache::kHost);
+    if (!room || needed <= *room) return "";
+    return fmt::format("needs {}, {} of memory can be used", format_bytes(needed), format_bytes(*room));
   }
 
   AttentionLine measure(const Shape& shape) override {

@@ -74,7 +74,7 @@ struct Room {
   std::string where;
   std::size_t tree = 0;
   std::size_t ring = 0;
-  std::size_t available = 0;  // 0: unknown
+  std::size_t available = 0;
 };
 
 Room room_of(const Communicator& world, const DecodeSetup& setup) {
@@ -99,7 +99,8 @@ Room room_of(const Communicator& world, const DecodeSetup& setup) {
   room.tree = static_cast<std::size_t>(std::min(tree, 0x1p63));
   room.ring = static_cast<std::size_t>(std::min(tree + share, 0x1p63));
   // Where addresses are limited, caches reserve no more than half of what is left, the later ones less.
-  const std::size_t on_host = std::min(base::available_memory(), base::available_addresses() / 4);
+  const std::size_t addresses = base::available_addresses() / 4;
+  const std::size_t on_host = std::min(base::available_memory().value_or(addresses), addresses);
   room.available = (device.on_gpu() ? free_gpu_memory(place.gpu) : on_host) / 10 * 9;
   return room;
 }
@@ -349,7 +350,7 @@ DecodeResult run_decode(const std::shared_ptr<Communicator>& world, const Decode
   std::vector<Strategy> fitting;
   for (const Strategy strategy : setup.strategies) {
     const std::size_t needed = strategy == Strategy::kRing ? room.ring : room.tree;
-    const bool short_of = room.available != 0 && needed > room.available;
+    const bool short_of = needed > room.available;
     if (parallel::largest_of_ranks(*world, short_of ? 1 : 0) == 0) {
       fitting.push_back(strategy);
     } else {

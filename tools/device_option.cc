@@ -84,8 +84,9 @@ RankPlace place_of_rank(const Communicator& world, const Device& device) {
 
 std::size_t free_gpu_memory(int gpu) { return cuda_devices().at(static_cast<std::size_t>(gpu)).free_bytes; }
 
-std::size_t usable_memory(int gpu) {
-  return (gpu == KvCache::kHost ? base::available_memory() : free_gpu_memory(gpu)) / 10 * 9;
+std::optional<std::size_t> usable_memory(int gpu) {
+  const std::optional<std::size_t> bytes = gpu == KvCache::kHost ? base::available_memory() : free_gpu_memory(gpu);
+  return bytes ? std::optional(*bytes / 10 * 9) : std::nullopt;
 }
 
 }  // namespace treeattn::tools

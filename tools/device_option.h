@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,8 @@ RankPlace place_of_rank(const Communicator& world, const Device& device);
 
 // Bytes of GPU memory that can be allocated now.
 std::size_t free_gpu_memory(int gpu);
-// Bytes of a GPU, or of the host (KvCache::kHost), to plan with: nine tenths of what can be allocated now. 0: unknown.
-std::size_t usable_memory(int gpu);
+// Bytes of a GPU, or of the host (KvCache::kHost), to plan with: nine tenths of what can be allocated now. None:
+// unknown.
+std::optional<std::size_t> usable_memory(int gpu);
 
 }  // namespace treeattn::tools

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "attention_bench.h"
@@ -114,14 +115,15 @@ class GpuBench final : public AttentionBench {
 
   std::string lack(const Shape& shape) const override {
     const std::size_t needed = BenchData::bytes(shape, sets(shape));
-    const std::size_t free = free_gpu_memory(device_.gpu()), room = usable_memory(KvCache::kHost);
+    const std::size_t free = free_gpu_memory(device_.gpu());
+    const std::optional<std::size_t> room = usable_memory(KvCache::kHost);
     if (needed + kPlanRoom > free) {
       return fmt::format("needs {} on GPU {}, {} of {} free", format_bytes(needed + kPlanRoom), device_.gpu(),
                          format_bytes(free), format_bytes(device_.memory_bytes()));
     }
-    if (room == 0 || needed <= room) return "";
+    if (!room || needed <= *room) return "";
     return fmt::format("needs {} on the host to make its numbers, {} can be used", format_bytes(needed),
-                       format_bytes(room));
+                       format_bytes(*room));
   }
 
   AttentionLine measure(const Shape& shape) override {

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,7 +72,7 @@ std::vector<Backend> backends(const std::vector<Gpu>& gpus) {
 
 struct Info {
   base::Machine machine;
-  std::size_t available_memory = 0;
+  std::optional<std::size_t> available_memory;
   std::string_view isa;
   std::vector<std::string_view> isas;
   double one_thread_gb_s = 0;
@@ -106,7 +107,8 @@ void print_text(const Info& info) {
   fmt::print("caches          L1d {}, L2 {}, L3 {}\n", size_or_unknown(machine.l1d_bytes),
              size_or_unknown(machine.l2_bytes), size_or_unknown(machine.l3_bytes));
   fmt::print("memory          {}, {} available, pages of {}\n", size_or_unknown(machine.memory_bytes),
-             size_or_unknown(info.available_memory), size_or_unknown(machine.page_bytes));
+             info.available_memory ? format_bytes(*info.available_memory) : "unknown",
+             size_or_unknown(machine.page_bytes));
   fmt::print("read bandwidth  {:.1f} GB/s with one thread, {:.1f} GB/s with {} (best of {} passes over {})\n",
              info.one_thread_gb_s, info.all_threads_gb_s, machine.usable_cores,
              base::ReadBandwidthProbe::passes(kRepeats), format_bytes(info.probe_bytes));
@@ -134,7 +136,8 @@ void print_json(const Info& info) {
   out["l2_bytes"] = machine.l2_bytes;
   out["l3_bytes"] = machine.l3_bytes;
   out["memory_bytes"] = machine.memory_bytes;
-  out["available_memory_bytes"] = info.available_memory;
+  out["available_memory_bytes"] = nullptr;
+  if (info.available_memory) out["available_memory_bytes"] = *info.available_memory;
   out["page_bytes"] = machine.page_bytes;
   out["read_gb_s_one_thread"] = info.one_thread_gb_s;
   out["read_gb_s_all_threads"] = info.all_threads_gb_s;

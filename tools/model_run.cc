@@ -8,6 +8,7 @@
 #include <csignal>
 #include <exception>
 #include <map>
+#include <optional>
 #include <thread>
 
 #include "base/check.h"
@@ -36,8 +37,9 @@ void on_interrupt(int) {
 
 // copies: of the weights on this machine, or on its GPU; here: ranks there.
 void check_memory(const ModelPlan& plan, int gpu, std::int64_t tokens, int ranks, int here, int copies) {
-  const std::size_t available = usable_memory(gpu);
-  if (available == 0) return;  // unknown
+  const std::optional<std::size_t> usable = usable_memory(gpu);
+  if (!usable) return;
+  const std::size_t available = *usable;
   const model::MemoryNeed need = model::memory_need(plan.model.config, plan.llama, plan.weights, tokens, ranks);
   const std::size_t all =
       need.weights * static_cast<std::size_t>(copies) + need.of_rank() * static_cast<std::size_t>(here);

@@ -176,11 +176,11 @@ void leave_out(SimulationJob& job, bool asked_for_all) {
       return true;
     }
     if (strategy == Strategy::kRing) return false;  // passes K and V, which have no memory
-    const std::size_t room = base::available_memory();
+    const std::optional<std::size_t> room = base::available_memory();
     const double needed = bytes_of_states(job, strategy, block);
-    if (room == 0 || needed <= static_cast<double>(room)) return false;
+    if (!room || needed <= static_cast<double>(*room)) return false;
     print_note("skipped {} on {}: the simulator may hold {} of states, {} of memory can be used\n",
-               strategy_name(strategy), format_count(job.ranks, "rank"), text(needed), format_bytes(room));
+               strategy_name(strategy), format_count(job.ranks, "rank"), text(needed), format_bytes(*room));
     return true;
   });
 }

@@ -24,8 +24,7 @@ constexpr std::size_t kMinBytes = std::size_t{1} << 20;
 
 // As much of this as there is memory for. The process may have less than the machine (ulimit -v).
 Buffer affordable(std::size_t bytes) {
-  const std::size_t available = available_memory();
-  if (available != 0) bytes = std::min(bytes, available / 2);
+  if (const auto available = available_memory()) bytes = std::min(bytes, *available / 2);
   for (; bytes > kMinBytes; bytes /= 2) {
     try {
       return Buffer(bytes);

@@ -96,13 +96,14 @@ ModelDescription describe_random_model(std::string_view shape, std::uint64_t see
   return out;
 }
 
-void require_room_for_weights(const ModelDescription& model, const LlamaLoadOptions& options, std::size_t available) {
+void require_room_for_weights(const ModelDescription& model, const LlamaLoadOptions& options,
+                              std::optional<std::size_t> available) {
   const bool in_files = !model.directory.empty() && stays_as_stored(options.weights, model.config.stored);
-  if (options.gpu >= 0 || in_files || available == 0) return;
+  if (options.gpu >= 0 || in_files || !available) return;
   const std::size_t bytes = all_weight_bytes(model.config, options.weights);
-  if (bytes <= available) return;
+  if (bytes <= *available) return;
   throw Unavailable(fmt::format("the weights take {:.1f} GB of memory, and {:.1f} GB can be had here",
-                                static_cast<double>(bytes) * 1e-9, static_cast<double>(available) * 1e-9));
+                                static_cast<double>(bytes) * 1e-9, static_cast<double>(*available) * 1e-9));
 }
 
 std::vector<std::int32_t> encode_prompt(const ModelDescription& model, std::string_view text, bool begin) {

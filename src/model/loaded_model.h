@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -37,9 +38,10 @@ ModelDescription describe_model(const std::filesystem::path& directory);
 ModelDescription describe_random_model(std::string_view shape, std::uint64_t seed);
 
 // Throws Unavailable where weights that are made in the host's memory, random ones or copies in another format, take
-// more than `available` bytes of it (0: unknown). Asked first, because a system may promise more memory than it has,
+// more than `available` bytes of it (none: unknown). Asked first, because a system may promise more memory than it has,
 // and end the process when that is used.
-void require_room_for_weights(const ModelDescription& model, const LlamaLoadOptions& options, std::size_t available);
+void require_room_for_weights(const ModelDescription& model, const LlamaLoadOptions& options,
+                              std::optional<std::size_t> available);
 
 // begin: with the token in front that begins a text, if the tokenizer has one. Throws InvalidArgument for text that is
 // not UTF-8, Unavailable without a tokenizer.
