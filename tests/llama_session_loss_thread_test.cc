@@ -381,6 +381,43 @@ TEST(LlamaLoss, ASecondLossInARecoveryLeavesEveryText) {
   }
 }
 
+// Rank 1 is gone when one of the others has changed the strategy, and the other was about to.
+TEST(LlamaLoss, AChangeOfAttentionThatNotAllHaveMadeIsTakenBack) {
+  const SmallModel model;
+  const std::int32_t word = 1;
+  std::vector<float> want;
+  const auto take_part = [&](const std::shared_ptr<Communicator>& world, std::latch& all_are_ready, int ahead) {
+    SessionRank rank(model, world, nullptr);
+    Llama& llama = rank.session.llama();
+    const SequenceId id = llama.sequences().front();
+    const auto attend_by = [&](Strategy strategy) { llama.change_attention({.strategy = strategy}); };
+    attend_by(Strategy::kMerge);
+    llama.prefill(id, random_tokens(100, 301, 7), {});
+    all_are_ready.arrive_and_wait();
+    if (world->rank() == 1) return;
+    if (world->rank() == ahead) attend_by(Strategy::kGather);
+    if (world->size() > 1) {
+      EXPECT_THROW(world->barrier(), LostRanks);
+      llama.recover();
+    }
+    EXPECT_EQ(llama.options().attention.strategy, Strategy::kMerge);
+    std::vector<float> logits(2 * 301);
+    llama.decode({&id, 1}, {&word, 1}, std::span(logits).first(301));
+    attend_by(Strategy::kButterfly);
+    llama.decode({&id, 1}, {&word, 1}, std::span(logits).last(301));
+    if (world->size() == 1) want = logits;
+    EXPECT_EQ(logits, want);
+  };
+  std::latch alone(1);
+  take_part(self_communicator(), alone, -1);
+  for (const int ahead : {0, 2}) {
+    std::latch all_are_ready(3);
+    run_ranks(3, [&](const std::shared_ptr<Communicator>& world) {
+      EXPECT_NO_THROW(take_part(world, all_are_ready, ahead));
+    });
+  }
+}
+
 // A rank of another build, or somebody who poses as one: whatever a message says in the place of what it should, the
 // others go on or have an error that says so. Messages of a recovery have lengths, counts and numbers of all kinds.
 TEST(SessionLoss, ALieEndsInAnError) {

@@ -54,12 +54,17 @@ Llama::Llama(std::shared_ptr<const Weights> weights, KvCache cache, kernels::Mod
       cache_(std::move(cache)),
       id_(new_id()) {
   base::require(options.chunks_per_piece >= 1, "chunks_per_piece = {}; accepted: 1 or more", options.chunks_per_piece);
-  change_attention(options.attention);
+  attend_by(options.attention);
 }
 
 void Llama::change_attention(const ParallelOptions& options) {
+  attend_by(options);
+  ++attention_changes_;
+}
+
+void Llama::attend_by(const ParallelOptions& options) {
+  attention_ = std::make_unique<CacheAttention>(cache_, config().heads, options, ops_, pool_);
   options_.attention = options;
-  attention_ = std::make_unique<CacheAttention>(cache_, config().heads, options_.attention, ops_, pool_);
 }
 
 SequenceId Llama::add_sequence() {

@@ -78,7 +78,8 @@ class Llama {
 
   // After LostRanks out of any call, on every survivor: makes the group without the lost ranks, takes the cache over
   // and computes again what they had. Text that not all survivors had finished is cut off: transcript() says where to
-  // go on. Throws LostRanks on a rank that was given up itself.
+  // go on. A change of attention that not all had made is taken back: options() says. Throws LostRanks on a rank that
+  // was given up itself.
   void recover(const TokenProgress& progress = {});
   // Collective. Where `progress` of a recovery threw: computes what is still missing, before the cache is used again.
   void finish_recovery(const TokenProgress& progress = {});
@@ -113,6 +114,8 @@ class Llama {
   void reserve_logits(std::int64_t rows);
   void compute_logits(const float* x, std::int64_t rows);
   void logits_of(const float* x, std::int64_t rows, std::span<float> logits);
+  void attend_by(const ParallelOptions& options);
+  void agree_on_attention();
   void agree_on_lengths();
   void compute_missing(const TokenProgress& progress);
 
@@ -123,6 +126,7 @@ class Llama {
   std::vector<double> frequencies_;
   KvCache cache_;
   std::unique_ptr<CacheAttention> attention_;
+  std::int64_t attention_changes_ = 0;  // how many have led to its options
   std::map<SequenceId, Transcript> transcripts_;
   std::vector<TokenRange> missing_;  // positions whose content was lost, of all ranks
   bool recovering_ = false;          // not all ranks have computed it yet

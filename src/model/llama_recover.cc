@@ -48,6 +48,38 @@ void cut_to(const std::map<SequenceId, Transcript>& transcripts, std::vector<Tok
   }
 }
 
+// How a rank attends, as it tells the others.
+struct SentAttention {
+  std::int64_t changes = 0;
+  std::int32_t strategy = 0;
+  std::int32_t canonical = 0;
+  std::int32_t link = 0;
+  std::int32_t unused = 0;
+};
+
+SentAttention sent(const ParallelOptions& options, std::int64_t changes) {
+  return {.changes = changes,
+          .strategy = static_cast<std::int32_t>(options.strategy),
+          .canonical = options.canonical ? 1 : 0,
+          .link = static_cast<std::int32_t>(options.link)};
+}
+
+void check_sent(int rank, const SentAttention& how) {
+  constexpr auto kLastStrategy = static_cast<std::int32_t>(Strategy::kAuto);
+  constexpr auto kLastLink = static_cast<std::int32_t>(DeviceLink::kAuto);
+  base::require_sent(how.changes >= 0, rank, "{} changes of attention; accepted: 0 or more", how.changes);
+  base::require_sent(how.strategy >= 0 && how.strategy <= kLastStrategy, rank, "strategy {}; accepted: 0 to {}",
+                     how.strategy, kLastStrategy);
+  base::require_sent(how.canonical == 0 || how.canonical == 1, rank, "canonical = {}; accepted: 0 or 1", how.canonical);
+  base::require_sent(how.link >= 0 && how.link <= kLastLink, rank, "link {}; accepted: 0 to {}", how.link, kLastLink);
+}
+
+ParallelOptions options_of(const SentAttention& how) {
+  return {.strategy = static_cast<Strategy>(how.strategy),
+          .canonical = how.canonical != 0,
+          .link = static_cast<DeviceLink>(how.link)};
+}
+
 // Collective. The lists of all ranks, one after the other, each cut to the transcripts and united before.
 std::vector<TokenRange> gathered_lists(Communicator& communicator, const std::map<SequenceId, Transcript>& transcripts,
                                        const std::vector<TokenRange>& mine) {
@@ -85,7 +117,7 @@ void Llama::recover(const TokenProgress& progress) {
     try {
       const std::vector<TokenRange> lost = cache_.adopt(group);
       missing_.insert(missing_.end(), lost.begin(), lost.end());
-      change_attention(options_.attention);
+      agree_on_attention();
       agree_on_lengths();
       cut_to(transcripts_, missing_);
       missing_ = united(std::move(missing_));
@@ -100,6 +132,17 @@ void Llama::recover(const TokenProgress& progress) {
 
 void Llama::finish_recovery(const TokenProgress& progress) {
   if (recovering_) compute_missing(progress);
+}
+
+// As with the lengths: a rank may have been a change ahead, and what counts is what all have made. Ranks with as many
+// changes and other options were not given the same: the next call that attends refuses that.
+void Llama::agree_on_attention() {
+  const std::vector<SentAttention> all =
+      parallel::gathered(*communicator(), sent(options_.attention, attention_changes_));
+  for (std::size_t r = 0; r < all.size(); ++r) check_sent(static_cast<int>(r), all[r]);
+  const SentAttention& least = *std::ranges::min_element(all, {}, &SentAttention::changes);
+  attend_by(attention_changes_ > least.changes ? options_of(least) : options_.attention);
+  attention_changes_ = least.changes;
 }
 
 // A rank may have been a step ahead: what counts is what all have finished. Nothing is cut before all lengths are
