@@ -12,8 +12,11 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,9 +24,11 @@
 #include "address_limit.h"
 #include "comm/group.h"
 #include "comm/note.h"
+#include "comm/roll_call.h"
 #include "comm/tcp_card.h"
 #include "comm/tcp_header.h"
 #include "comm/tcp_socket.h"
+#include "comm/transport.h"
 #include "parallel/agree.h"
 #include "parallel/kv_format.h"
 #include "parallel/kv_store.h"
@@ -203,6 +208,80 @@ TEST(Sent, NotesThatNobodySends) {
     } catch (const Error& error) {
       EXPECT_EQ(std::string(error.what()).find("rank 1 sent " + lie.answer), 0u) << error.what();
     }
+  }
+}
+
+// Rank 0, to which nothing comes but notes.
+class NotesOnly final : public comm::Transport {
+ public:
+  using Next = std::function<std::optional<comm::ReceivedNote>()>;
+  NotesOnly(int ranks, bool others_are_gone, Next next)
+      : nodes_(static_cast<std::size_t>(ranks)), others_are_gone_(others_are_gone), next_(std::move(next)) {}
+
+  std::string_view name() const override { return "notes"; }
+  int rank() const override { return 0; }
+  int size() const override { return static_cast<int>(nodes_.size()); }
+  const std::vector<int>& nodes() const override { return nodes_; }
+  std::shared_ptr<comm::Operation> send(int, int, std::span<const std::byte>, std::shared_ptr<const void>) override {
+    return std::make_shared<comm::Operation>();
+  }
+  std::shared_ptr<comm::Operation> receive(int, int, std::span<std::byte>, std::shared_ptr<const void>) override {
+    return std::make_shared<comm::Operation>();
+  }
+  bool test(comm::Operation&) override { return false; }
+  void abandon(std::shared_ptr<comm::Operation>) override {}
+  void send_note(int, Bytes) override {}
+  std::optional<comm::ReceivedNote> next_note() override {
+    if (++read_at_once_ > 100000) throw std::runtime_error("notes are read without a look at the clock");
+    return next_();
+  }
+  void pause(int) override { read_at_once_ = 0; }
+  bool gone(int rank) const override { return others_are_gone_ && rank != 0; }
+  void mark_broken() override {}
+
+ private:
+  const std::vector<int> nodes_;
+  const bool others_are_gone_;
+  const Next next_;
+  int read_at_once_ = 0;
+};
+
+TEST(Sent, NotesWithoutEndDoNotHoldUpADeadline) {
+  using Kind = comm::Note::Kind;
+  for (const Kind kind : {Kind::kHere, Kind::kVote, Kind::kShrink}) {
+    for (const int context : {0, 1}) {  // of the group, and of one that is not made yet
+      const comm::ReceivedNote note{1, note_with([&](comm::Note& one) {
+                                      one.head.kind = kind;
+                                      one.head.context = context;
+                                      one.lost.clear();
+                                    })};
+      Communicator world(std::make_shared<NotesOnly>(2, false, [&] { return note; }));
+      world.set_deadline(Seconds(0.02));
+      EXPECT_THROW(world.barrier(), LostRanks) << static_cast<int>(kind) << ", group " << context;
+    }
+  }
+}
+
+// Ranks 1 and 2 are gone. The last word of rank 1, that it misses rank 2, lies behind more than is read at once: only
+// when that is read has it said all.
+TEST(Sent, ManyNotesAreHeardToTheEnd) {
+  const auto note = [](int context) {
+    return note_with([&](comm::Note& one) {
+      one.head.context = context;
+      one.lost = {2};
+    });
+  };
+  const Bytes others = note(9), last = note(0);
+  int left = 6 * comm::Endpoint::kNotesAtOnce;
+  Communicator world(std::make_shared<NotesOnly>(3, true, [&]() -> std::optional<comm::ReceivedNote> {
+    if (left == 0) return {};
+    return comm::ReceivedNote{1, --left == 0 ? last : others};
+  }));
+  try {
+    world.barrier();
+    ADD_FAILURE() << "nobody is missed";
+  } catch (const LostRanks& error) {
+    EXPECT_EQ(error.ranks(), std::vector<int>{2}) << error.what();
   }
 }
 

@@ -79,10 +79,11 @@ void Family::hear(const Note& note, Instant now) {
   if (unite(lost_, note.lost) || first) vote();
 }
 
-void Family::advance(Instant now) {
+void Family::advance(Instant now, bool heard_all) {
   if (phase_ == Phase::kCalling) {
     const RankSet unheard = missing();
-    const bool all_gone = std::all_of(unheard.begin(), unheard.end(), [&](int rank) { return state_[rank].gone; });
+    const bool all_gone =
+        std::all_of(unheard.begin(), unheard.end(), [&](int rank) { return heard_all && state_[rank].gone; });
     if (!all_gone && now < listen_until_) return;
     slow_ = unheard.empty();
     lost_ = slow_ ? too_slow() : unheard;
@@ -96,7 +97,7 @@ void Family::advance(Instant now) {
     if (rank == endpoint_.transport()->rank() || contains(lost_, rank)) continue;
     if (member.voted && member.vote == lost_) continue;
     agreed = false;
-    if (member.gone) left.push_back(rank);
+    if (heard_all && member.gone) left.push_back(rank);
   }
   if (unite(lost_, left)) vote();
   if (agreed || now >= end_) finish();
@@ -165,7 +166,7 @@ Instant Endpoint::now() {
   return asked_ - stood_still_;
 }
 
-void Endpoint::look(int waits_for) {
+bool Endpoint::look(int waits_for) {
   waits_for_ = waits_for;
   // The order matters: see see_who_is_gone().
   bool calling = false;
@@ -175,14 +176,19 @@ void Endpoint::look(int waits_for) {
     family->see_who_is_gone();
     calling = true;
   }
-  while (const auto note = transport_->next_note()) {
-    calling = true;
+  int read = 0;
+  for (; read < kNotesAtOnce; ++read) {
+    const auto note = transport_->next_note();
+    if (!note) break;
     hear(parse_note(note->from, transport_->size(), note->bytes), now());
   }
-  if (!calling) return;
+  calling = calling || read > 0;
+  const bool heard_all = read < kNotesAtOnce;
+  if (!calling) return heard_all;
   for (const auto& weak : families_) {
-    if (const auto family = weak.lock()) family->advance(now());
+    if (const auto family = weak.lock()) family->advance(now(), heard_all);
   }
+  return heard_all;
 }
 
 void Endpoint::hear(Note note, Instant now) {

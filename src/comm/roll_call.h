@@ -60,10 +60,11 @@ class Family {
   // Starts a roll call, or, if there is one, makes it end no later than this.
   void call(Instant listen_until, Instant end);
 
-  // For Endpoint::look(), in this order. Who is gone is read before the notes: what they sent before has come by then.
+  // For Endpoint::look(), in this order. Who is gone is read before the notes: what they sent before has come by then,
+  // and been heard, if heard_all. Else they count as there: their last word may still come.
   void see_who_is_gone();
   void hear(const Note& note, Instant now);
-  void advance(Instant now);
+  void advance(Instant now, bool heard_all);
 
  private:
   enum class Phase { kQuiet, kCalling, kVoting, kOver };
@@ -106,8 +107,10 @@ class Endpoint {
   Instant now();
 
   // Reads the notes and moves the roll calls along. waits_for: the rank that this one waits for, or -1; it holds until
-  // the next look.
-  void look(int waits_for);
+  // the next look. Whether it has read all notes that there were: it reads up to kNotesAtOnce, as a rank that sends
+  // them without end must not keep this one from its deadline.
+  bool look(int waits_for);
+  static constexpr int kNotesAtOnce = 1024;
   int waits_for() const { return waits_for_; }
   void send(int to, const Note& note);
 

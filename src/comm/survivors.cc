@@ -36,7 +36,7 @@ class Ballot {
     for (const int rank : members_) {
       if (endpoint_.transport()->gone(rank)) unite(gone_, {rank});
     }
-    endpoint_.look(-1);
+    if (!endpoint_.look(-1)) gone_.clear();  // not all that they said was read
     bool grown = false;
     for (Note& note : endpoint_.take_shrink_notes(context_, round_)) {
       const int sender = note.head.sender;

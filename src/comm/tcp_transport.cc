@@ -12,6 +12,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <limits>
 #include <new>
 #include <utility>
 
@@ -35,8 +36,10 @@ constexpr std::size_t kBelievedBytes = std::size_t{16} << 20;
 // What has come and nobody has asked for yet may take up half of the memory that there is when the ranks meet, and at
 // least so much: far more than a rank that is some calls ahead sends. Whoever sends without end would take all of it.
 constexpr std::size_t kLeastUnasked = std::size_t{256} << 20;
-// Read from one rank before the others have their turn, and the caller a look at its deadline.
+// Read from one rank before the others have their turn, and the caller a look at its deadline. Many small messages take
+// as long as much data.
 constexpr std::size_t kTurnBytes = std::size_t{64} << 20;
+constexpr int kTurnMessages = 1024;
 // How often a waiting rank polls without sleeping, and how long it then sleeps at most.
 constexpr int kPolls = 64;
 constexpr int kNapMilliseconds = 5;
@@ -111,7 +114,8 @@ class TcpTransport final : public Transport {
       move_all_quietly();
       wait(1);
     }
-    move_all_quietly();  // a connection closed with unread bytes would take back what the other side has not read yet
+    // A connection closed with unread bytes would take back what the other side has not read yet.
+    move_all_quietly(std::numeric_limits<int>::max());
   }
 
   std::string_view name() const override { return "tcp"; }
@@ -208,6 +212,7 @@ class TcpTransport final : public Transport {
     if (notes_.empty()) return {};
     ReceivedNote note = std::move(notes_.front());
     notes_.pop_front();
+    if (note.from != rank_) release(peers_[index(note.from)], sizeof(Unasked) + note.bytes.size());
     return note;
   }
 
@@ -257,18 +262,18 @@ class TcpTransport final : public Transport {
     }
   }
 
-  void move_all() {
+  void move_all(int turn_messages = kTurnMessages) {
     for (std::size_t r = 0; r < peers_.size(); ++r) {
       if (r == index(rank_) || peers_[r].gone) continue;
       write_to(peers_[r]);
-      read_from(peers_[r], static_cast<int>(r));
+      read_from(peers_[r], static_cast<int>(r), turn_messages);
     }
   }
 
   // For the destructor. What another rank has sent, or that there is no memory for it, ends no process.
-  void move_all_quietly() {
+  void move_all_quietly(int turn_messages = kTurnMessages) {
     try {
-      move_all();
+      move_all(turn_messages);
     } catch (const std::exception&) {
     }
   }
@@ -317,8 +322,9 @@ class TcpTransport final : public Transport {
   // It is not there to read any more, but what it sent may still be to be had: read_from finds the end.
   static void stop_sending(Peer& peer) { peer.out.clear(); }
 
-  void read_from(Peer& peer, int from) {
-    for (std::size_t read = 0; read < kTurnBytes;) {
+  void read_from(Peer& peer, int from, int turn_messages) {
+    std::size_t read = 0;
+    for (int messages = 0; messages < turn_messages && read < kTurnBytes; ++messages) {
       if (peer.header_bytes < sizeof(TcpHeader)) {
         auto head = std::as_writable_bytes(std::span(&peer.header, 1)).subspan(peer.header_bytes);
         const std::size_t got = take(peer, head);
@@ -395,7 +401,6 @@ class TcpTransport final : public Transport {
     if (peer.receive != nullptr) {
       std::exchange(peer.receive, nullptr)->done = true;
     } else if (peer.header.tag == TcpHeader::kNote) {
-      release(peer, sizeof(Unasked) + peer.content.size());  // notes are read after every turn
       notes_.push_back({from, std::move(peer.content)});
     } else if (peer.header.tag != kDropped) {
       const std::size_t held = sizeof(Unasked) + peer.content.size();
@@ -439,6 +444,7 @@ class TcpTransport final : public Transport {
     const std::size_t sent = most->unasked_bytes;
     lose(*most);
     most->unasked.clear();
+    std::erase_if(notes_, [&](const ReceivedNote& note) { return note.from == from; });
     most->content = {};
     release(*most, sent);
     base::require_sent(false, from, "{} bytes that nobody has asked for; accepted: {} of all ranks together", sent,
@@ -465,7 +471,7 @@ class TcpTransport final : public Transport {
   std::vector<int> nodes_;
   std::vector<TcpReceive*> posted_;  // not done and not coming in, as they were asked for
   std::deque<ReceivedNote> notes_;
-  const std::size_t most_unasked_ = std::max(kLeastUnasked, base::available_memory() / 2);
+  const std::size_t most_unasked_ = std::max(kLeastUnasked, base::available_memory().value_or(0) / 2);
   std::size_t unasked_bytes_ = 0;  // of all peers
   bool broken_ = false;
   std::array<std::byte, kCopyUpTo> dropped_;  // what nobody wants, one piece over the other
