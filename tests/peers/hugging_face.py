@@ -21,7 +21,8 @@ import unicodedata
 
 import peers_venv
 
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # that there is no torch does not matter here
+os.environ["USE_TORCH"] = "0"  # not needed here, and half of the time
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # else transformers says that torch is missing
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 try:

@@ -18,9 +18,8 @@ import tempfile
 import time
 
 import peers_venv
-
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-os.environ["HF_HUB_OFFLINE"] = "1"
+import unicode_corpus
+from hugging_face import ask_ours, chats, compare  # before transformers, whose settings it makes
 
 try:
     import llama_models.llama3
@@ -31,9 +30,6 @@ try:
     from transformers.convert_slow_tokenizer import TikTokenConverter
 except (ImportError, OSError) as error:
     peers_venv.missing(error, "llama-models 'transformers<5'")
-
-import unicode_corpus
-from hugging_face import ask_ours, chats, compare
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = pathlib.Path(llama_models.llama3.__file__).with_name("tokenizer.model")
