@@ -116,9 +116,11 @@ nb::object merge(const nb::object& lower, const nb::object& higher) {
   }
   nb::object merged = empty_like(lower, all);
   auto to = nb::cast<HostFloats>(merged);
-  const nb::gil_scoped_release others_go_on;
-  std::copy_n(from.data(), from.size(), to.data());
-  merge_states(span_of(to), span_of(with), v_dim);
+  {
+    const nb::gil_scoped_release others_go_on;
+    std::copy_n(from.data(), from.size(), to.data());
+    merge_states(span_of(to), span_of(with), v_dim);
+  }
   return merged;
 }
 

@@ -243,9 +243,8 @@ TREEATTN_FORCE_INLINE inline Weights<P, 2> pair_weights(const float* const (&row
   return out;
 }
 
-// Keeps the compiler from moving what gave x behind what is pinned, or settled, next.
+// Keeps the compiler from moving what gave x to where x is used.
 TREEATTN_FORCE_INLINE inline void pin(bfloat16x8_t& x) { asm volatile("" : "+w"(x)); }
-TREEATTN_FORCE_INLINE inline void settle(float32x4_t x) { asm volatile("" : : "w"(x)); }
 
 // 8 tokens of `heads` heads, of each P pairs of rows, or one row alone (kLimbs is 1). Values are loaded while those
 // loaded before are turned, and turned while those turned before are multiplied, from one head to the next without a
@@ -278,7 +277,7 @@ TREEATTN_FORCE_INLINE inline void accumulate_heads(const AccumulateArgs& args, i
           TREEATTN_UNROLL
           for (int i = 0; i < 4; ++i) a[p][i] = vbfmmlaq_f32(a[p][i], weights.blocks[p][j][n / P], now.dims[i]);
           TREEATTN_UNROLL
-          for (int i = 0; i < 4; ++i) settle(a[p][i]);
+          for (int i = 0; i < 4; ++i) neon::settle(a[p][i]);
           if (n == 0) {
             next = neon::transposed(loaded);
             TREEATTN_UNROLL

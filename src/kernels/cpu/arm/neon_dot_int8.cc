@@ -436,17 +436,14 @@ void accumulate(const AccumulateArgs& args) {
       const std::byte* v[kTileTokens];
       for (int i = 0; i < part_tokens; ++i) v[i] = args.v.rows[t + (i < left ? i : left - 1)] + h * args.v.head_bytes;
       const Next next(args.v, args.tokens, args.heads, t, part_tokens, h, v);
-      const auto take = [&]<int R>(int r) {
+      const auto take = [&]<int R>(int of_head) {
+        const int r = h * args.rows + of_head;
         const float* shrink = any_shrinks<R>(args.shrink + r) ? args.shrink + r : nullptr;
         const Rows rows = {limbs + 2 * r * kTileTokens + (R == 1 ? 2 : 4) * t, fixed + r, shrink, args.dim,
                            args.o + r * sum_floats(args.dim)};
         sum_rows<R>(part, v, fours, rows, next, fetcher);
       };
-      int r = h * args.rows;
-      const int end = r + args.rows;
-      for (; r + 4 <= end; r += 4) take.template operator()<4>(r);
-      for (; r + 2 <= end; r += 2) take.template operator()<2>(r);
-      if (r < end) take.template operator()<1>(r);
+      neon::for_each_rows(args.rows, take);
     }
   }
 }

@@ -17,9 +17,6 @@ TREEATTN_FORCE_INLINE inline Floats8 pinned(Floats8 x) {
   return x;
 }
 
-// Keeps what gave x before what is pinned next.
-TREEATTN_FORCE_INLINE inline void settle(float32x4_t x) { asm volatile("" : : "w"(x)); }
-
 // The first elements of four rows.
 template <class T>
 TREEATTN_FORCE_INLINE inline void begin_rows(const TileRows& from, int t, const std::byte* (&rows)[kTokenBlock],

@@ -102,10 +102,7 @@ void dot(const DotArgs& args) {
         dot_rows<T, R>(q, scales + r, dim, k, coming, logits);
         q += R * dim, logits += R * kTileTokens;
       };
-      int r = 0;
-      for (; r + 4 <= rows; r += 4) score.template operator()<4>(r);
-      for (; r + 2 <= rows; r += 2) score.template operator()<2>(r);
-      if (r < rows) score.template operator()<1>(r);
+      neon::for_each_rows(rows, score);
       packed += q_head_bytes;
       TREEATTN_UNROLL
       for (int i = 0; i < kTokenBlock; ++i) k[i] += head_bytes;
@@ -204,14 +201,11 @@ void accumulate_tokens(const AccumulateArgs& args, int t, TokenStream& stream) {
   float* o = args.o;
   for (int h = 0; h < heads; ++h) {
     const auto coming = stream.with_head(h);
-    const auto sum = [&]<int R>() TREEATTN_FORCE_INLINE {
+    const auto sum = [&]<int R>(int) TREEATTN_FORCE_INLINE {
       accumulate_rows<T, R, N>(w, dim, v, coming, o);
       w += R * kTileTokens, o += R * dim;
     };
-    int r = 0;
-    for (; r + 4 <= rows; r += 4) sum.template operator()<4>();
-    for (; r + 2 <= rows; r += 2) sum.template operator()<2>();
-    if (r < rows) sum.template operator()<1>();
+    neon::for_each_rows(rows, sum);
     TREEATTN_UNROLL
     for (int i = 0; i < N; ++i) v[i] += head_bytes;
   }

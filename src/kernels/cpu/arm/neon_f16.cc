@@ -127,11 +127,9 @@ void dot_head(const PackedHeader* header, int dim, const std::byte* const* k, st
               float* logits) {
   const float16_t* q = limb_rows(header);
   if (header->limbs == 1) {
-    int r = 0;
-    for (; r + 4 <= header->rows; r += 4) dot_tokens<4>(q + r * dim, dim, k, offset, coming, logits + r * kTileTokens);
-    for (; r + 2 <= header->rows; r += 2) dot_tokens<2>(q + r * dim, dim, k, offset, coming, logits + r * kTileTokens);
-    if (r < header->rows) dot_tokens<1>(q + r * dim, dim, k, offset, coming, logits + r * kTileTokens);
-    return;
+    return neon::for_each_rows(header->rows, [&]<int R>(int r) {
+      dot_tokens<R>(q + r * dim, dim, k, offset, coming, logits + r * kTileTokens);
+    });
   }
   alignas(16) float sums[4 * kTileTokens];
   for (int r = 0; r < header->rows; r += 2) {

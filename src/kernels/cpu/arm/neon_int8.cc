@@ -104,10 +104,7 @@ void dot_rows(const PackedHeader* header, int r, int dim, const std::byte* const
 
 void dot_head(const PackedHeader* header, int dim, const std::byte* const* k, std::ptrdiff_t offset, ComingLines coming,
               float* logits) {
-  int r = 0;
-  for (; r + 4 <= header->rows; r += 4) dot_rows<4>(header, r, dim, k, offset, coming, logits);
-  for (; r + 2 <= header->rows; r += 2) dot_rows<2>(header, r, dim, k, offset, coming, logits);
-  if (r < header->rows) dot_rows<1>(header, r, dim, k, offset, coming, logits);
+  neon::for_each_rows(header->rows, [&]<int R>(int r) { dot_rows<R>(header, r, dim, k, offset, coming, logits); });
 }
 
 void dot(const DotArgs& args) {

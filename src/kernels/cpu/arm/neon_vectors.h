@@ -46,4 +46,7 @@ static inline int32x4_t fresh_zero() {
   return zero;
 }
 
+// Keeps what gave x before what is pinned next, by an empty `asm volatile` too.
+static inline void settle(float32x4_t x) { asm volatile("" : : "w"(x)); }
+
 }  // namespace treeattn::kernels::neon
