@@ -158,7 +158,8 @@ def compare(programs, case, seed):
                    *judge.deviations(f"ours/{kv_type}", got, weights, isa))
 
 
-def check(programs, cases):
+def check(programs, cases, draw=draw, compare=compare):
+    """draw(rng, index): a case. compare(programs, case, seed): lines as compare() has them."""
     base = int(os.environ.get("TREEATTN_SEED", time.time_ns() % 10**6))
     print(f"TREEATTN_SEED={base}  torch {torch.__version__}, transformers {transformers.__version__}"
           + ("" if ANY_HEADS else ", which wants heads to divide the hidden size"))

@@ -9,11 +9,9 @@ neighbours. Meta's code computes in float32. Both are held against double precis
 rounds, as in llama_transformers.py. TREEATTN_SEED repeats a run. Exit status: 0 all within their bounds, 1 not, 77 the
 packages are not here.
 """
-import os
 import random
 import sys
 import tempfile
-import time
 import types
 
 import peers_venv
@@ -46,7 +44,7 @@ try:
     stand_in_for_fairscale(torch)
     from llama_models.llama3.args import ModelArgs
     from llama_models.llama3.model import Transformer
-    from llama_transformers import Judge, make_model, save
+    from llama_transformers import Judge, check, make_model, save
 except (ImportError, OSError) as error:
     peers_venv.missing(error, "torch transformers llama-models")
 
@@ -107,23 +105,5 @@ def compare(programs, case, seed):
         yield "ours", *judge.deviations("ours/float32", judge.ours("float32", "stored", None))
 
 
-def main():
-    programs, cases = sys.argv[1:3], int(sys.argv[3]) if len(sys.argv) > 3 else 4
-    base = int(os.environ.get("TREEATTN_SEED") or time.time_ns() % 10**6)
-    print(f"TREEATTN_SEED={base}")
-    worst, failed = {}, 0
-    for index in range(cases):
-        case = draw(random.Random(base + index), index)
-        for what, off, allowed, error, _ in compare(programs, case, base + index):
-            worst[what] = max(worst.get(what, (0.0, 0.0)), (off, error))
-            if not off <= allowed:
-                failed += 1
-                print(f"FAILED case {index}: {what}: off by {off:.1f} deviations, accepted: {allowed:.1f}: {case}")
-    for what, (off, error) in worst.items():
-        print(f"{what:26} worst {off:5.2f} deviations, {error:.2e} of the largest logit")
-    print(f"{cases} models, {failed} failed")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check(sys.argv[1:3], int(sys.argv[3]) if len(sys.argv) > 3 else 4, draw, compare))
