@@ -40,7 +40,7 @@ def run(*command, timeout=300):
 def check_outcome(outcome):
     name = outcome["name"]
     expect(list(outcome) == KEYS, f"{name}: keys {list(outcome)}")
-    expect(outcome["figures"], f"{name}: no figure")
+    expect(outcome["figures"] and outcome["tables"], f"{name}: no figure, or no table")
     expect(f"reproduce {name}" in outcome["command"], f"{name}: command {outcome['command']}")
     for figure in outcome["figures"]:
         for series in figure["series"]:
@@ -48,6 +48,8 @@ def check_outcome(outcome):
             expect(series["source"] in SOURCES, f"{where}: source {series['source']}")
             expect(len(series["x"]) == len(series["y"]) > 0, f"{where}: no points")
             expect(all(y > 0 for y in series["y"]), f"{where}: values {series['y']}")
+    for table in outcome["tables"]:  # memory and volume are always measured
+        expect(name in ("memory", "volume") or table["columns"][-1] == "source", f"{name}: no source: {table['title']}")
     for line in outcome["comparisons"]:
         expect(abs(line["ratio"] - line["ours"] / line["paper"]) < 1e-9 and line["why"], f"{name}: {line}")
     for target in outcome["targets"]:
@@ -97,12 +99,44 @@ def check_closed_form(treeattn):
     expect(products_us < ring < 1.05 * products_us, f"ring, 4096 queries: {ring} us, products {products_us}")
 
 
+def check_llama(outcomes):
+    """Llama 3.1 8B on 8 H100, 32k tokens, by hand. Ten tokens are a prefill, which needs the last matrix once, and nine
+    steps."""
+    llama, = (outcome for outcome in outcomes if outcome["name"] == "llama")
+    tokens, devices, layers, heads, kv_heads, head_dim = 32768, 8, 32, 32, 8, 128
+    weights, last_matrix = 8030261248, 128256 * 4096  # all of them, and one of two such tables, the other looked up in
+    operations = 2 * (weights - 2 * last_matrix) * tokens + 4 * layers * heads * head_dim * tokens**2 / 2
+    steps = 9
+    same = operations / (devices * 989e12) + steps * 2 * (weights - last_matrix) / 3.35e12
+
+    def ring_layer(kv_heads):
+        share = tokens / devices * 2 * kv_heads * head_dim * 2
+        return 5e-6 + share / 3.35e12 + (devices - 1) * (2e-6 + share / 450e9)
+
+    def tree_layer(kv_heads):  # three allreduces of three rounds up and three down; their bytes are next to nothing
+        return 5e-6 + tokens / devices * 2 * kv_heads * head_dim * 2 / 3.35e12 + 3 * 6 * 2e-6
+
+    figure, = (figure for figure in llama["figures"] if figure["id"] == "llama-8b-h100")
+    ours = {series["name"]: series["y"][0] for series in figure["series"] if series["source"] != "paper"}
+    ring, tree = (same + steps * layers * layer(kv_heads) for layer in (ring_layer, tree_layer))
+    expect(abs(ours["ring"] / ring - 1) < 1e-9, f"ring, Llama 3.1 8B: {ours['ring']} s, by hand {ring}")
+    expect(abs(ours["tree"] / tree - 1) < 2e-3, f"tree, Llama 3.1 8B: {ours['tree']} s, by hand {tree}")
+    table = llama["tables"][0]
+    repeated = float(table["rows"][0][table["columns"].index("K and V repeated")])
+    gap = steps * layers * (ring_layer(heads) - tree_layer(heads))
+    expect(abs(repeated / gap - 1) < 2e-3, f"ring less tree, K and V repeated: {repeated} s, by hand {gap}")
+
+
 def check_files(outcomes, folder):
     """Well-formed XML throughout, every figure once, nothing from outside."""
     ids = {"reduction-tree", "ring"} | {figure["id"] for outcome in outcomes for figure in outcome["figures"]}
     expect({path.stem for path in (folder / "figures").glob("*.svg")} == ids, "SVG files: others than the figures")
     for path in (folder / "figures").glob("*.svg"):
-        expect(xml.parse(path).getroot().get("data-figure") == path.stem, f"{path.name}: another figure")
+        figure = xml.parse(path).getroot()
+        expect(figure.get("data-figure") == path.stem, f"{path.name}: another figure")
+        looks = [(line.get("style"), line.get("opacity"), line[0].get("class")) for line in figure
+                 if line.get("data-name")]
+        expect(len(set(looks)) == len(looks), f"{path.name}: lines that look alike: {looks}")
     page = (folder / "report.html").read_text()
     expect(not re.search(r'(?:src|href)="(?!#)', page), "the page names another file or address")
     root = xml.fromstring(page.replace("<!DOCTYPE html>", ""))
@@ -285,6 +319,7 @@ def main():
             check_browser(browser, outcomes, folder)
         else:
             check_findings(outcomes)
+            check_llama(outcomes)
             check_closed_form(treeattn)
             check_files(outcomes, folder)
             check_usage(treeattn, folder)

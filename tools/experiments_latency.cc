@@ -52,15 +52,15 @@ void compare_factor(ExperimentContext& context, Outcome& out, double tokens) {
   const std::string overheads =
       fmt::format("{:.0f} ms (ring) and {:.0f} ms (tree)", kFirstCall.ring_us / 1e3, kFirstCall.tree_us / 1e3);
   DataTable table{fmt::format("5.12M tokens, a first call that compiles: {} on top", overheads),
-                  {"GPUs", "ring, ms", "tree, ms", "ring / tree"},
+                  {"GPUs", "ring, ms", "tree, ms", "ring / tree", "source"},
                   {}};
   double with = 0;
   for (const int ranks : {8, 64, 128}) {
-    const double ring = time(ranks, Strategy::kRing, kFirstCall.ring_us).us;
-    const double tree = time(ranks, Strategy::kPaper, kFirstCall.tree_us).us;
-    with = ring / tree;
-    table.rows.push_back(
-        {std::to_string(ranks), format_number(ring / 1e3), format_number(tree / 1e3), format_number(with)});
+    const DecodeTime ring = time(ranks, Strategy::kRing, kFirstCall.ring_us);
+    const DecodeTime tree = time(ranks, Strategy::kPaper, kFirstCall.tree_us);
+    with = ring.us / tree.us;
+    table.rows.push_back({std::to_string(ranks), format_number(ring.us / 1e3), format_number(tree.us / 1e3),
+                          format_number(with), std::string(source_name(source_of(ring, tree)))});
   }
   out.tables.push_back(table);
   const DecodeTime ring = time(128, Strategy::kRing, 0), tree = time(128, Strategy::kPaper, 0);
@@ -224,7 +224,21 @@ void run_links(ExperimentContext& context, Outcome& out) {
     time.series.push_back(std::move(t));
     rate.series.push_back(std::move(r));
   }
+  DataTable table{"Exchange between two GPUs", {"message, bytes"}, {}};
+  for (const Series& series : time.series) {
+    table.columns.insert(table.columns.end(), {series.name + ", us", "GB/s each way"});
+  }
+  table.columns.push_back("source");
+  for (std::size_t i = 0; i < time.series[0].x.size(); ++i) {
+    std::vector<std::string> row = {fmt::format("{:.0f}", time.series[0].x[i])};
+    for (std::size_t line = 0; line < time.series.size(); ++line) {
+      row.insert(row.end(), {format_number(time.series[line].y[i]), format_number(rate.series[line].y[i])});
+    }
+    row.push_back(std::string(source_name(time.series[0].source)));
+    table.rows.push_back(std::move(row));
+  }
   out.figures = {time, rate};
+  out.tables = {table};
   // 640,000 tokens on 8 GPUs, hidden 2048, bfloat16: the paper's example of why ring cannot hide its messages.
   const plan::Cluster dgx = plan::find_cluster("dgx-h100");
   const double share = 640000.0 / 8 * 2 * 2048 * 2;

@@ -150,7 +150,7 @@ class Chart {
   std::string draw() {
     std::string body;
     draw_axes(body);
-    for (const Series& series : figure_.series) draw_series(body, series);
+    for (std::size_t i = 0; i < figure_.series.size(); ++i) draw_series(body, i);
     draw_legend(body);
     const std::size_t lines = base::divide_up(figure_.series.size(), kLegendColumns);
     const double height = kTop + kPlotHeight + kAxisHeight + kLegendLine * static_cast<double>(lines) + 8;
@@ -191,7 +191,28 @@ class Chart {
         kTop + kPlotHeight / 2, escape_xml(figure_.y.label));
   }
 
-  void draw_series(std::string& body, const Series& series) {
+  // Lines of one role and one source have the same colour, dashes and marks. The later, the stronger.
+  double opacity(std::size_t line) const {
+    const auto looks_alike = [&](const Series& other) {
+      return role_class(other.role) == role_class(figure_.series[line].role) &&
+             other.source == figure_.series[line].source;
+    };
+    const auto first = figure_.series.begin(), here = first + static_cast<std::ptrdiff_t>(line);
+    const auto before = std::count_if(first, here, looks_alike);
+    const auto after = std::count_if(here + 1, figure_.series.end(), looks_alike);
+    if (before + after == 0) return 1;
+    constexpr double kFaintest = 0.4;
+    return kFaintest + (1 - kFaintest) * static_cast<double>(before) / static_cast<double>(before + after);
+  }
+
+  std::string look(std::size_t line) const {
+    std::string out = fmt::format("style=\"--ta-colour: var(--ta-{})\"", role_class(figure_.series[line].role));
+    if (const double strength = opacity(line); strength < 1) out += fmt::format(" opacity=\"{:.2g}\"", strength);
+    return out;
+  }
+
+  void draw_series(std::string& body, std::size_t line) {
+    const Series& series = figure_.series[line];
     std::string path, marks;
     for (std::size_t i = 0; i < std::min(series.x.size(), series.y.size()); ++i) {
       if (!x_.shows(series.x[i]) || !y_.shows(series.y[i])) continue;
@@ -200,8 +221,7 @@ class Chart {
       marks += mark(series.source, x, y);
       ++points_;
     }
-    body += fmt::format("<g style=\"--ta-colour: var(--ta-{})\" data-name=\"{}\">", role_class(series.role),
-                        escape_xml(series.name));
+    body += fmt::format("<g {} data-name=\"{}\">", look(line), escape_xml(series.name));
     body += fmt::format("<path class=\"ta-line {}\" d=\"{}\"/>{}</g>\n", source_class(series.source), path, marks);
   }
 
@@ -211,8 +231,7 @@ class Chart {
       const double x = kLeft + kLegendColumn * static_cast<double>(i % kLegendColumns);
       const double y = kTop + kPlotHeight + kAxisHeight + kLegendLine * static_cast<double>(i / kLegendColumns) + 8;
       const std::string kind = source_class(series.source);
-      body += fmt::format("<g style=\"--ta-colour: var(--ta-{})\"><path class=\"ta-key ta-line {}\" d=\"M{} {}h28\"/>",
-                          role_class(series.role), kind, x, y - 4);
+      body += fmt::format("<g {}><path class=\"ta-key ta-line {}\" d=\"M{} {}h28\"/>", look(i), kind, x, y - 4);
       std::string key = mark(series.source, x + 14, y - 4);
       key.replace(key.find("ta-mark"), 7, "ta-key ta-mark");
       body += fmt::format("{}<text x=\"{}\" y=\"{}\">{}</text></g>\n", key, x + 34, y,
