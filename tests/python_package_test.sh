@@ -24,6 +24,10 @@ trap 'rm -rf "$work"' EXIT
   -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CXX_FLAGS=-Werror \
   -DPython_EXECUTABLE="$(command -v "$python")" >"$work/cmake.log" || { cat "$work/cmake.log"; exit 1; }
 "$cmake" --build "$work/build" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
+# All of it is installed, as pip does for a wheel: what the test below finds in the build, the types too.
+"$cmake" --install "$work/build" --component python --prefix "$work/wheel" >"$work/wheel.log" ||
+  { cat "$work/wheel.log"; exit 1; }
+diff <(ls "$work/build/treeattn") <(ls "$work/wheel/treeattn")
 export PYTHONPATH=$work/build
 "$python" "$source_dir/tests/python_test.py" "$source_dir/tools/demo_model/model"
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The Python package: results against numpy in double precision, ranks, a Llama, errors.
+"""The Python package: results against numpy in double precision, ranks, a Llama, errors, the types that it declares.
 
 Usage: python_test.py DEMO_MODEL, with the package on the PYTHONPATH.
 """
 
+import ast
+import collections
 import os
 import pathlib
 import signal
@@ -46,6 +48,79 @@ def expected(q, k, v, causal=False):
     total = weights.sum(-1, keepdims=True)
     return (np.einsum("bhqt,bthd->bqhd", weights / total, v),
             np.swapaxes((most + np.log(total))[..., 0], 1, 2))
+
+
+def declared(*path):
+    """What the stub, which editors and type checkers read, says of the module or of a class: lists by name."""
+    body = ast.parse((pathlib.Path(treeattn.__file__).parent / "_core.pyi").read_text()).body
+    for name in path:
+        body = next(node.body for node in body if getattr(node, "name", None) == name)
+    names = collections.defaultdict(list)
+    for node in body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AnnAssign)):
+            names[node.target.id if isinstance(node, ast.AnnAssign) else node.name].append(node)
+    return names
+
+
+def declared_keys(name):
+    """Those of a dictionary, also of what it is made from."""
+    bases = {base.id for base in declared()[name][0].bases} - {"TypedDict"}
+    return set(declared(name)).union(*map(declared_keys, bases))
+
+
+def declared_options(*path):
+    options, = {node.args.kwarg.annotation.slice.id for node in declared(*path[:-1])[path[-1]]}
+    return declared_keys(options)
+
+
+def accepted_options(call):
+    try:
+        call(no_such_option=1)
+    except TypeError as error:
+        return set(str(error).split("accepted: ")[1].split(", "))
+
+
+class Types(unittest.TestCase):
+    def parameters(self, function):
+        args = function.args
+        may_be_left_out = [default is not None for default in args.kw_defaults]
+        return ([x.arg for x in args.posonlyargs + args.args], len(args.defaults), [x.arg for x in args.kwonlyargs],
+                may_be_left_out, args.kwarg and args.kwarg.arg)
+
+    def same(self, thing, *path):
+        said = declared(*path)
+        names = {name for name in vars(thing) if name[0] != "_"}
+        self.assertEqual({name for name in said if name[0] != "_"}, names)
+        if type(vars(thing).get("__init__")).__module__ == "nanobind":
+            names.add("__init__")
+        for name in names:
+            member = getattr(thing, name)
+            if isinstance(member, type):
+                self.same(member, *path, name)
+            elif type(member).__module__ == "nanobind":  # whose text opens with how it is called
+                real, = ast.parse(f"def {member.__doc__.splitlines()[0]}: ...").body
+                self.assertTrue(said[name])
+                for node in said[name]:
+                    self.assertEqual(self.parameters(node), self.parameters(real), (path, name))
+
+    def test_every_public_name_and_parameter(self):
+        self.assertTrue((pathlib.Path(treeattn.__file__).parent / "py.typed").exists())
+        self.same(treeattn)
+
+    def test_options(self):
+        x = draw(1, 1, 1, 16)
+        world = treeattn.self_communicator()
+        cache = treeattn.KvCache(world, kv_heads=1, k_dim=16, v_dim=16)
+        attention = treeattn.ParallelAttention(world)
+        for path, call in {
+                ("attention",): lambda **options: treeattn.attention(x, x, x, **options),
+                ("states",): lambda **options: treeattn.states(x, x, x, **options),
+                ("KvCache", "append"): lambda **options: cache.append(0, x, x, **options),
+                ("KvCache", "write"): lambda **options: cache.write(0, 0, 0, x, x, **options),
+                ("ParallelAttention", "decode"): lambda **options: attention.decode(cache, 0, [], x, **options),
+                ("ParallelAttention", "prefill"): lambda **options: attention.prefill(cache, 0, 0, 0, 1, x, **options),
+        }.items():
+            self.assertEqual(declared_options(*path), accepted_options(call), path)
 
 
 class Attention(unittest.TestCase):
@@ -215,6 +290,33 @@ class Ranks(unittest.TestCase):
         with self.assertRaises(treeattn.LostRanks):
             treeattn.run_ranks(2, lambda world: world.rank == 0 and world.barrier(), deadline=5)
 
+    def test_lost_ranks_are_named(self):
+        said = []
+
+        def body(world):
+            number = world.rank
+            for leaves in (1, 2):
+                if number == leaves:
+                    return
+                with self.assertRaises(treeattn.LostRanks) as lost:
+                    world.barrier()
+                said.append((lost.exception.ranks, lost.exception.lost_so_far))
+                world = world.shrink()
+            if number == 0:
+                world.barrier()
+
+        with self.assertRaises(treeattn.LostRanks) as lost:
+            treeattn.run_ranks(4, body, deadline=5)
+        self.assertEqual(sorted(said), [([1], [1])] * 3 + [([1], [1, 2])] * 2)
+        self.assertEqual((lost.exception.ranks, lost.exception.lost_so_far), ([1], [1, 2, 3]))
+
+        def raises_its_own(_):
+            raise treeattn.LostRanks("mine")
+
+        with self.assertRaisesRegex(treeattn.LostRanks, "mine") as lost:
+            treeattn.run_ranks(1, raises_its_own)
+        self.assertEqual(lost.exception.ranks, [])
+
     def test_ctrl_c_ends_all_ranks(self):
         ended = []
 
@@ -334,6 +436,12 @@ class Llama(unittest.TestCase):
                 return saved.generate("", max_tokens=5, ignore_eos=True)["tokens"]
 
             self.assertEqual(treeattn.run_ranks(2, go_on), [second["tokens"]] * 2)
+
+    def test_types(self):
+        session = treeattn.LlamaSession(self.model)
+        self.assertEqual(declared_options("LlamaSession", "generate"),
+                         accepted_options(lambda **options: session.generate("", **options)))
+        self.assertEqual(declared_keys("_Answer"), set(session.generate("Once", max_tokens=1)))
 
     def test_tokens_log_probs_and_seeds(self):
         prompt = self.model.encode("The")

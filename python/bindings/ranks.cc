@@ -60,7 +60,9 @@ nb::object result_of(const nb::callable& body, World world) {
     return body(std::move(world));
   } catch (const nb::python_error& error) {
     if (!error.matches(nb::module_::import_("treeattn._core").attr("LostRanks"))) throw;
-    throw LostRanks(nb::str(error.value()).c_str(), {}, {});
+    const nb::handle lost = error.value();
+    throw LostRanks(nb::str(lost).c_str(), nb::cast<std::vector<int>>(lost.attr("ranks")),
+                    nb::cast<std::vector<int>>(lost.attr("lost_so_far")));
   }
 }
 

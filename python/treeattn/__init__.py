@@ -8,7 +8,7 @@ Arrays are those of numpy, torch or jax, read where they lie. docs/python.md has
 
 from treeattn import _core
 from treeattn._core import *  # noqa: F401,F403
-from treeattn._core import __version__  # noqa: F401
+from treeattn._core import __version__ as __version__  # as type checkers ask of what is passed on
 
 for _thing in vars(_core).values():
     if isinstance(_thing, type):
