@@ -68,6 +68,16 @@ def check_lengths():
         expect(line["peak_bytes"] > line["formula_bytes"], f"bytes: {line}")
 
 
+def check_memory():
+    """Decode holds nothing that grows with the tokens once every branch, 256 of 256 tokens, has its state."""
+    def held(tokens):
+        line, = json_lines("bench", "attention", "--heads", "1", "--head-dim", "16", "--dtype", "f32", "--tokens",
+                           str(tokens), "--threads", "2", "--repeat", "2", "--quick")
+        return line["peak_bytes"] - 2 * 16 * 4 * tokens
+    few, many = held(1 << 17), held(1 << 18)
+    expect(abs(many - few) < 1 << 15, f"beside K and V: {few} bytes with 131072 tokens, {many} with twice as many")
+
+
 def check_without_gpu(why):
     for command in [*COMMANDS, GENERATE]:
         for device in ["cuda", "cuda:0", "cuda:7"]:
@@ -97,10 +107,26 @@ def check_with_gpu(gpus):
     expect(done.returncode == 3 and "free" in done.stderr, f"no memory: exit code {done.returncode}, {done.stderr}")
 
 
+def check_backends(info):
+    """info names what may be left out of a build, and says of each whether it can be used."""
+    backends = {backend["name"]: backend for backend in info["backends"]}
+    for name in ["cpu", "reference", "mpi", "simulator", "nccl"]:
+        backend = backends.get(name)
+        expect(backend and backend["usable"] == ("why" not in backend), f"backend {name}: {backend}")
+    if failures:
+        return
+    done = run("simulate", "--ranks", "2", "--tokens", "1000", "--strategy", "merge")
+    expect(done.returncode == (0 if backends["simulator"]["usable"] else 3), f"simulator: {done}")
+    if not info["gpus"]:
+        expect(not backends["nccl"]["usable"], f"NCCL without a GPU: {backends['nccl']}")
+
+
 def main():
     info, = json_lines("info")
+    check_backends(info)
     check_grammar()
     check_lengths()
+    check_memory()
     if info["gpus"]:
         check_with_gpu(info["gpus"])
     else:

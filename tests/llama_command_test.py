@@ -536,7 +536,7 @@ def check_one_that_differs(model, scratch):
         assert code == 0 or b"rank 3 has other --load than rank 0" in done.stderr, done
 
 
-def check_bench(model):
+def check_bench(model, scratch):
     done = treeattn("bench", "llama", "--model", model, "--tokens", "70,200", "--runs", 2, "--new-tokens", 4, "--ranks",
                     2, "--strategy", "merge,ring", "--json", *ORDER)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -565,11 +565,24 @@ def check_bench(model):
     steps = [TREEATTN, "bench", "llama", "--model", str(model), "--steps", "--tokens", "4000", "--batch", "1024"]
     done = subprocess.run(["sh", "-c", 'ulimit -v 700000; exec "$@"', "sh", *steps], capture_output=True, timeout=60)
     assert done.returncode == 0 and b"skipped 1024 sequences with 4000 tokens" in done.stderr, done
+    # So is a prompt, on every rank.
+    roomy = scratch / "roomy"
+    shutil.copytree(model, roomy)
+    (roomy / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1 << 30}))
+    for arguments in [{"launcher": LAUNCHER}, {}] if LAUNCHER else [{}]:
+        done = treeattn("bench", "llama", "--model", roomy, "--tokens", "900m,70", "--runs", 1, "--new-tokens", 2,
+                        "--strategy", "merge", "--json", **arguments)
+        assert [json.loads(line)["tokens"] for line in done.stdout.splitlines()] == [70], done.stdout
+        assert b"skipped 943718400 tokens: needs" in done.stderr, done.stderr
+    refused("would do", "bench", "llama", "--model", roomy, "--tokens", "900m", code=3)
     # Beyond the context of a model; random weights have none, and what stops them is memory.
     refused("accepted: whole numbers from 1 to", "bench", "llama", "--model", model, "--tokens", "256k")
     refused("would do", "bench", "llama", "--random-weights", "llama-3.1-405b", "--tokens", "256k", code=3)
     refused("--steps with --ranks 2", "bench", "llama", "--model", model, "--steps", "--ranks", 2)
     refused("only with --steps", "bench", "llama", "--model", model, "--batch", 2)
+    for option, value in [("--runs", 3), ("--strategy", "ring"), ("--strategy", "no,such")]:
+        refused(f"{option} is {value}; accepted: only without --steps", "bench", "llama", "--model", model, "--steps",
+                option, value)
     refused('names "ring" twice', "bench", "llama", "--model", model, "--tokens", 70, "--strategy", "ring,ring")
 
 
@@ -592,6 +605,6 @@ with tempfile.TemporaryDirectory() as name:
     check_progress(scratch_directory)
     check_interrupted_chat(small)
     check_one_that_differs(small, scratch_directory)
-    check_bench(small)
+    check_bench(small, scratch_directory)
     shutil.rmtree(scratch_directory / "session")
 print("all is well")

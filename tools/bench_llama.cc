@@ -9,6 +9,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "base/machine.h"
 #include "bench_llama_steps.h"
 #include "command.h"
+#include "device_option.h"
 #include "json_line.h"
 #include "model/memory_need.h"
 #include "model/session.h"
@@ -48,6 +50,8 @@ struct Setup {
   std::vector<Strategy> strategies;
   std::int64_t new_tokens = 10;
   int runs = 10;
+
+  std::int64_t shortest() const { return *std::min_element(tokens.begin(), tokens.end()); }
 };
 
 // The figures of the runs, in seconds; the slowest rank's.
@@ -119,10 +123,10 @@ class RankBench {
 
   std::vector<Line> run() {
     std::vector<Line> lines;
-    const std::size_t steps =
-        setup_.tokens.size() * setup_.strategies.size() * static_cast<std::size_t>(setup_.runs + 1);
+    const std::vector<std::int64_t> lengths = lengths_with_room();
+    const std::size_t steps = lengths.size() * setup_.strategies.size() * static_cast<std::size_t>(setup_.runs + 1);
     if (rank_.speaks) progress_ = std::make_unique<Progress>("running", steps);
-    for (const std::int64_t tokens : setup_.tokens) {
+    for (const std::int64_t tokens : lengths) {
       const std::size_t begin = lines.size();
       for (const Strategy strategy : setup_.strategies) {
         Line& line = lines.emplace_back();
@@ -141,6 +145,30 @@ class RankBench {
   }
 
  private:
+  // The shortest, which was looked at before the weights were read, and those that fit beside them on every machine.
+  std::vector<std::int64_t> lengths_with_room() {
+    std::vector<std::int64_t> out;
+    for (const std::int64_t tokens : setup_.tokens) {
+      const std::string lack = parallel::failure_of_any(world_, tokens == setup_.shortest() ? "" : lack_of(tokens));
+      if (lack.empty()) {
+        out.push_back(tokens);
+      } else if (rank_.speaks) {
+        print_note("skipped {}: {}\n", format_count(tokens, "token"), lack);
+      }
+    }
+    return out;
+  }
+
+  // What this machine, or this rank's GPU, is short of; empty: nothing.
+  std::string lack_of(std::int64_t tokens) const {
+    const int gpu = rank_.ops.gpu();
+    const int sharing = gpu < 0 ? rank_.ranks_here : place_of_rank(world_, setup_.plan.device).sharing;
+    const std::size_t needed = formula_bytes(tokens) * static_cast<std::size_t>(sharing);
+    const std::optional<std::size_t> usable = usable_memory(gpu);
+    if (!usable || needed <= *usable) return {};
+    return fmt::format("needs {} beside the weights, {} can be used", format_bytes(needed), format_bytes(*usable));
+  }
+
   // One prompt and its tokens. run < 0 is not counted.
   void measure(Line& line, int run) {
     if (progress_) progress_->step(fmt::format("{} tokens, {}", line.tokens, strategy_name(line.strategy)));
@@ -217,9 +245,13 @@ class RankBench {
   void finish(Line& line, double limit) {
     line.limit_gb_s = limit;
     line.read_gb_s = static_cast<double>(line.token_bytes) / mean(line.samples.each) / 1e9;
-    line.formula_bytes = model::memory_need(setup_.plan.model.config, setup_.plan.llama, setup_.plan.weights,
-                                            line.tokens + setup_.new_tokens, world_.size())
-                             .of_rank();
+    line.formula_bytes = formula_bytes(line.tokens);
+  }
+
+  std::size_t formula_bytes(std::int64_t tokens) const {
+    return model::memory_need(setup_.plan.model.config, setup_.plan.llama, setup_.plan.weights,
+                              tokens + setup_.new_tokens, world_.size())
+        .of_rank();
   }
 
   const Setup& setup_;
@@ -317,13 +349,15 @@ int run(const BenchLlamaOptions& options) {
   ModelPlan plan = make_model_plan(options.model);
   if (options.steps || (plan.device.on_gpu() && plan.rank_count <= 1)) {
     base::require(plan.rank_count <= 1, "--steps with --ranks {}; accepted: 1", plan.rank_count);
-    base::require(options.runs.empty(), "--runs is {}; accepted: only without --steps", options.runs);
+    for (const auto& [name, value] : {std::pair{"--runs", &options.runs}, {"--strategy", &options.model.strategy}}) {
+      base::require(value->empty(), "{} is {}; accepted: only without --steps, and not of one rank on a GPU", name,
+                    *value);
+    }
     return bench_llama_steps(steps_bench(options, std::move(plan)));
   }
   base::require(options.batch.empty(), "--batch is {}; accepted: only with --steps", options.batch);
   const Setup setup = make_setup(options, std::move(plan));
-  const std::int64_t longest = *std::max_element(setup.tokens.begin(), setup.tokens.end()) + setup.new_tokens;
-  return run_model(setup.plan, longest, [&](const ModelRank& rank) {
+  return run_model(setup.plan, setup.shortest() + setup.new_tokens, [&](const ModelRank& rank) {
     const std::vector<Line> lines = RankBench(setup, rank).run();
     if (!rank.speaks) return kOk;
     if (options.json) {
@@ -353,6 +387,7 @@ Examples:
   treeattn bench llama --random-weights llama-3.2-1b --quick
   treeattn bench llama --model Llama-3.2-1B --ranks 2 --tokens 1k,4k --strategy merge,ring --runs 5
   mpirun -n 4 treeattn bench llama --random-weights llama-3.1-8b --weights int8 --tokens 32k --json
+  mpirun -n 2 treeattn bench llama --random-weights llama-3.2-1b --tokens 8k,16k,32k,64k,128k,256k  (the paper)
   treeattn bench llama --random-weights llama-3.2-1b --steps --tokens 0,4k,32k
   treeattn bench llama --random-weights llama-3.1-8b --device cuda)";
 
@@ -364,7 +399,8 @@ Command add_bench_llama(CommandLine& parent) {
   auto options = std::make_shared<BenchLlamaOptions>();
   options->model.many_strategies = true;
   options->model.add_to(*app);
-  app->add_option("--tokens", options->tokens, "Lengths of the prompt (default 512,1k,2k,4k)")->type_name("LIST");
+  app->add_option("--tokens", options->tokens, "Lengths of the prompt, as far as memory allows (default 512,1k,2k,4k)")
+      ->type_name("LIST");
   app->add_option("--new-tokens", options->new_tokens, "Tokens after it (default 10; with --steps 64)")->type_name("N");
   app->add_option("--batch", options->batch, "With --steps: sequences decoded together (default 1; on a GPU 1,16)")
       ->type_name("LIST");

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -13,13 +14,16 @@
 #include "base/available_memory.h"
 #include "base/machine.h"
 #include "base/read_bandwidth.h"
+#include "child_process.h"
 #include "command.h"
 #include "json_line.h"
 #include "kernels/cuda/ranks/rank_device.h"
+#include "simulation_job.h"
 #include "table.h"
 #include "treeattn/attention.h"
 #include "treeattn/communicator.h"
 #include "treeattn/cuda.h"
+#include "treeattn/parallel_attention.h"
 #include "treeattn/version.h"
 
 namespace treeattn::tools {
@@ -58,6 +62,11 @@ std::vector<Backend> backends(const std::vector<Gpu>& gpus) {
       {"reference", "double precision, plain loops; what verify checks against", true},
       {"mpi", mpi_available() ? "ranks as processes" : "built without MPI", mpi_available()},
   };
+  const bool simulates = std::filesystem::exists(program_folder() / kSimulator);
+  out.push_back({"simulator",
+                 simulates ? "clusters that are not there, by SimGrid"
+                           : "no treeattn-sim beside this program; it is built where SimGrid is",
+                 simulates});
   const std::string problem = cuda_problem();
   if (!problem.empty()) out.push_back({"cuda", problem, false});
   for (const auto& [device, read_gb_s] : gpus) {
@@ -67,6 +76,8 @@ std::vector<Backend> backends(const std::vector<Gpu>& gpus) {
                                format_bytes(device.free_bytes), format_bytes(device.memory_bytes), read_gb_s),
                    true});
   }
+  const std::string no_nccl = nccl_available() ? problem : "built without NCCL";
+  out.push_back({"nccl", no_nccl.empty() ? "states from GPU to GPU" : no_nccl, no_nccl.empty()});
   return out;
 }
 

@@ -150,8 +150,9 @@ int run(const ReproduceOptions& options) {
 }
 
 constexpr char kFooter[] =
-    R"(Times are simulated as by `treeattn simulate`; with --closed-form, or where the ranks are too many to simulate, from the cost
-model. Memory and volume are measured here. Every figure says which. The exit code is 1 when a target is missed.
+    R"(Times are simulated as by `treeattn simulate`; with --closed-form, or where the ranks are too many to simulate,
+from the cost model. Memory and volume are measured here. Every figure says which. The exit code is 1 when a target is
+missed.
 
 Examples:
   treeattn reproduce --list
