@@ -3,11 +3,16 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
+
+#include "treeattn/communicator.h"
 
 namespace treeattn::comm {
 
-// Longer messages are counted in blocks of so many bytes; in a simulation they go in pieces of no more. Tests make it
-// small.
-inline std::size_t largest_block = std::size_t{1} << 30;
+// Longer messages are counted in blocks of so many bytes; in a simulation they go in pieces of no more.
+inline constexpr std::size_t kLargestBlock = std::size_t{1} << 30;
+
+// mpi_communicator() with blocks of another size: long messages can be tested without the memory they take.
+std::shared_ptr<Communicator> mpi_communicator_of_blocks(std::size_t largest_block);
 
 }  // namespace treeattn::comm

@@ -68,7 +68,7 @@ struct MpiOperation final : Operation {
 // every message is one for MPI, and a receive of another size takes that one and no other.
 class Length {
  public:
-  explicit Length(std::size_t bytes) {
+  Length(std::size_t bytes, std::size_t largest_block) {
     if (bytes <= largest_block) {
       count_ = static_cast<int>(bytes);
       return;
@@ -149,7 +149,8 @@ std::vector<int> shared_memory_nodes(MPI_Comm communicator) {
 
 class MpiTransport final : public Transport {
  public:
-  MpiTransport(MPI_Comm parent, const std::vector<int>& nodes) {
+  MpiTransport(MPI_Comm parent, const std::vector<int>& nodes, std::size_t largest_block)
+      : largest_block_(largest_block) {
     if constexpr (kSimulated) {
       // Nobody else uses it and no notes are sent; a copy would hold a list of all ranks, on every one of them.
       data_ = notes_ = parent;
@@ -292,10 +293,10 @@ class MpiTransport final : public Transport {
     message->receiving = receiving;
     message->other = other;
     message->bytes = bytes;
-    const std::size_t blocks = std::max<std::size_t>(1, base::divide_up(bytes, largest_block));
+    const std::size_t blocks = std::max<std::size_t>(1, base::divide_up(bytes, largest_block_));
     message->pieces.assign(kSimulated ? blocks : 1, MPI_REQUEST_NULL);
     for (std::size_t i = 0; i < message->pieces.size(); ++i) {
-      const int code = post(message->begin_of(i), Length(message->bytes_of(i)), &message->pieces[i]);
+      const int code = post(message->begin_of(i), Length(message->bytes_of(i), largest_block_), &message->pieces[i]);
       if (code != MPI_SUCCESS) {
         fail(*message, code);
         break;
@@ -371,6 +372,7 @@ class MpiTransport final : public Transport {
 
   MPI_Comm data_ = MPI_COMM_NULL;
   MPI_Comm notes_ = MPI_COMM_NULL;
+  std::size_t largest_block_;
   int rank_ = 0;
   bool broken_ = false;
   std::vector<int> nodes_of_ranks_;
@@ -382,14 +384,22 @@ class MpiTransport final : public Transport {
   MpiOperation* awaited_ = nullptr;  // good until the next call
 };
 
-std::shared_ptr<Communicator> make(MPI_Comm parent, const RankOptions& options) {
+std::shared_ptr<Communicator> make(MPI_Comm parent, const RankOptions& options,
+                                   std::size_t largest_block = kLargestBlock) {
   checked(options.deadline);  // before all ranks are needed
-  auto communicator = std::make_shared<Communicator>(std::make_shared<MpiTransport>(parent, options.nodes));
+  auto communicator =
+      std::make_shared<Communicator>(std::make_shared<MpiTransport>(parent, options.nodes, largest_block));
   communicator->set_deadline(options.deadline);
   return communicator;
 }
 
 }  // namespace
+
+std::shared_ptr<Communicator> mpi_communicator_of_blocks(std::size_t largest_block) {
+  initialize();
+  return make(MPI_COMM_WORLD, {}, largest_block);
+}
+
 }  // namespace treeattn::comm
 
 namespace treeattn {

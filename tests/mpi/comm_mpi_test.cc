@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
-#include <utility>
 #include <vector>
 
 #include "comm/mpi_blocks.h"
@@ -44,11 +43,9 @@ void check_given_up(Communicator& world) {
 }
 
 // Messages too long to be counted in bytes, without the memory that takes.
-void check_long_messages(Communicator& world) {
-  struct Short {
-    std::size_t usual = std::exchange(comm::largest_block, 1000);
-    ~Short() { comm::largest_block = usual; }
-  } blocks;
+void check_long_messages(Communicator&) {
+  const auto blocks = comm::mpi_communicator_of_blocks(1000);
+  Communicator& world = *blocks;
   testing::check_ring(world);
   testing::check_order(world);
   testing::check_self_message(world);
