@@ -3,7 +3,8 @@
 """Who may include whom. Prints file:line of every include that points the wrong way and exits 1 if there is one.
 
 The rooms of src/ are layers, and nothing below includes anything above. Public headers may be included from anywhere;
-they include only each other and the standard library. Every source file also opens with its licence.
+they include only each other and the standard library. Every source file also opens with its licence, and a header says
+after that what it is for.
 
 And who uses what is precompiled (treeattn_precompile in cmake/treeattn_target.cmake) includes it, itself or by a header
 of ours: a build that precompiles does not notice, one that does not would fail.
@@ -60,7 +61,8 @@ PRECOMPILED = {
 # Headers that give the same names, or enough of them.
 INSTEAD = {"fmt/format.h": {"fmt/core.h", "fmt/ranges.h"}, "nlohmann/json.hpp": {"nlohmann/json_fwd.hpp"}}
 
-SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
+HEADERS = {".h", ".cuh"}
+SUFFIXES = HEADERS | {".cc", ".cu"}
 LICENCE = "// SPDX-License-Identifier: Apache-2.0"
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
@@ -139,6 +141,8 @@ def check_file(root, path):
     lines = (root / path).read_text(encoding="utf-8").splitlines()
     if not lines or lines[0] != LICENCE:
         yield f"{path}:1: the first line must be: {LICENCE}"
+    if path.suffix in HEADERS and not "".join(lines[1:2]).startswith("// "):
+        yield f"{path}:2: the second line of a header must be a comment that says what it is for"
     for number, line in enumerate(lines, start=1):
         match = INCLUDE.match(line)
         if match:

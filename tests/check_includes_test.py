@@ -10,6 +10,7 @@ import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "check_includes.py"
 LICENCE = "// SPDX-License-Identifier: Apache-2.0\n"
+PURPOSE = "// What it is for.\n"
 
 CLEAN = {
     "include/treeattn/views.h": '#include <cstdint>\n#include "treeattn/dtype.h"\n',
@@ -25,7 +26,7 @@ CLEAN = {
     "tools/options.h": "namespace CLI {\nclass App;\n}\nvoid add(CLI::App& app);\n",
 }
 
-# Each: the file, its text, the line that must be named.
+# Each: the file, its text, the line that must be named; that of a header is one more, as it says what it is for.
 PLANTED = [
     ("src/base/up.h", '#include "plan/tree_order.h"\n', 2),
     ("src/merge/side.h", '\n#include "plan/tree_order.h"\n', 3),
@@ -51,13 +52,17 @@ PLANTED = [
 ]
 
 
+def opening(name):
+    return LICENCE + (PURPOSE if name.endswith((".h", ".cuh")) else "")
+
+
 class CheckIncludes(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
         for name, text in CLEAN.items():
-            self.write(name, LICENCE + text)
+            self.write(name, opening(name) + text)
 
     def write(self, name, text):
         path = self.root / name
@@ -74,7 +79,8 @@ class CheckIncludes(unittest.TestCase):
     def test_every_planted_include_is_found(self):
         for name, text, line in PLANTED:
             with self.subTest(name):
-                self.write(name, LICENCE + text)
+                self.write(name, opening(name) + text)
+                line += opening(name).count("\n") - 1
                 status, errors = self.check()
                 self.assertEqual(status, 1)
                 self.assertEqual(len(errors), 1, errors)
@@ -85,11 +91,21 @@ class CheckIncludes(unittest.TestCase):
         for suffix in ["h", "cc", "cu", "cuh"]:
             with self.subTest(suffix):
                 name = f"src/base/bare.{suffix}"
-                self.write(name, "#pragma once\n" + LICENCE)
+                self.write(name, PURPOSE + PURPOSE + LICENCE)
                 status, errors = self.check()
                 self.assertEqual(status, 1)
                 self.assertEqual([error.split(" ")[0] for error in errors], [f"{name}:1:"])
                 (self.root / name).unlink()
+
+    def test_header_without_a_purpose_is_found(self):
+        for name in ["include/treeattn/bare.h", "src/base/bare.h", "src/kernels/cuda/bare.cuh", "tests/bare.h"]:
+            for text in [LICENCE, LICENCE + "#pragma once\n// Too late.\n"]:
+                with self.subTest(name):
+                    self.write(name, text)
+                    status, errors = self.check()
+                    self.assertEqual(status, 1)
+                    self.assertEqual([error.split(" ")[0] for error in errors], [f"{name}:2:"])
+                    (self.root / name).unlink()
 
 
 if __name__ == "__main__":

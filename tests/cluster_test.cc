@@ -123,8 +123,11 @@ TEST(ClusterTest, ErrorsNameTheLineAndTheValue) {
   EXPECT_EQ(refused(small + "slow_device = 3 2\nslow_local = 3 2\nslow_device = 2 2\n"), "");
   EXPECT_EQ(refused(small + "adapters_per_node = 1.5\n"),
             "x.cluster:10: adapters_per_node = 1.5; accepted: a whole number, 1 to 4096");
-  EXPECT_EQ(refused(""), "x.cluster: name is missing");
-  EXPECT_EQ(refused("name = x\n"), "x.cluster: devices_per_node is missing");
+  const std::string needed =
+      "; accepted: a file with name, devices_per_node, device_memory, device_rate, local_latency, local_bandwidth, "
+      "remote_latency, remote_bandwidth";
+  EXPECT_EQ(refused(""), "x.cluster: name is missing" + needed);
+  EXPECT_EQ(refused("name = x\n"), "x.cluster: devices_per_node is missing" + needed);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Skips a test of a tokenizer in a build that has none.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Fewer cases where a test would take too long.
 #pragma once
 
 #include <algorithm>

@@ -19,10 +19,10 @@ enum class DType : std::uint8_t {
 inline constexpr DType kAllDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt8,
                                        DType::kFp8E4M3};
 
-// Bytes of one element.
+// Bytes of one element. Throws InvalidArgument for a value that is none of these.
 std::size_t dtype_size(DType dtype);
 
-// "float32", "float16", "bfloat16", "int8", "fp8".
+// "float32", "float16", "bfloat16", "int8", "fp8". Throws InvalidArgument for any other value.
 std::string_view dtype_name(DType dtype);
 
 // Accepts the names above and f32, f16, bf16. Throws InvalidArgument for anything else.

@@ -71,7 +71,7 @@ struct GenerateOptions {
 };
 
 enum class StopReason : std::uint8_t { kMaxTokens, kStopToken, kStopString, kContext, kInterrupted };
-// "max_tokens", "stop_token", "stop_string", "context", "interrupted".
+// "max_tokens", "stop_token", "stop_string", "context", "interrupted". Throws InvalidArgument for any other value.
 std::string_view stop_reason_name(StopReason reason);
 
 struct GenerateStats {

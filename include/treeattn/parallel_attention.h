@@ -46,7 +46,7 @@ struct ParallelOptions {
 // Where the result of decode goes.
 enum class Result : std::uint8_t {
   kReplicated,  // every rank gets all heads
-  kByHeads,     // rank r gets heads [r * heads / size, (r + 1) * heads / size), and sends half as much
+  kByHeads,     // rank r gets heads [r * heads / size, (r + 1) * heads / size), and sends half as much; not with kRing
 };
 
 // What the last call did, on this rank.

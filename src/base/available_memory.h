@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// How much memory, and how many addresses, this process can still have.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The first whole numbers, as a list.
 #pragma once
 
 #include <cstddef>

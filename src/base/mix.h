@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// A number that looks random, made of another one.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Whole numbers divided and rounded upwards.
 #pragma once
 
 #include <concepts>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// A number for this process.
 #pragma once
 
 #include <unistd.h>

@@ -94,6 +94,11 @@ constexpr std::array<Unit, 6> kSizes{
     {{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"GiB", 1024.0 * 1024 * 1024}, {"MiB", 1024.0 * 1024}, {"B", 1}}};
 constexpr std::array<Unit, 3> kFlops{{{"PFLOP/s", 1e15}, {"TFLOP/s", 1e12}, {"GFLOP/s", 1e9}}};
 
+// What a file must say.
+constexpr std::array<std::string_view, 8> kNeeded{"name",           "devices_per_node", "device_memory",
+                                                  "device_rate",    "local_latency",    "local_bandwidth",
+                                                  "remote_latency", "remote_bandwidth"};
+
 constexpr int kMostDevices = 4096;
 constexpr int kMostRanks = 1 << 20;
 // Of rates, sizes and times, in the unit of factor 1. Outside of this no sum of times would be a number to go by.
@@ -147,9 +152,8 @@ class Parser {
       begin = end + 1;
     }
     line_ = 0;
-    for (const std::string_view needed : {"name", "devices_per_node", "device_memory", "device_rate", "local_latency",
-                                          "local_bandwidth", "remote_latency", "remote_bandwidth"}) {
-      if (!given_.contains(needed)) fail("{} is missing", needed);
+    for (const std::string_view needed : kNeeded) {
+      if (!given_.contains(needed)) fail("{} is missing; accepted: a file with {}", needed, fmt::join(kNeeded, ", "));
     }
     // One adapter, merging as fast as reading, no products: what a file that does not say so means.
     if (!given_.contains("adapters_per_node")) cluster_.adapters_per_node = 1;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Ranks that share a GPU over NCCL: whether that can be tested here.
 #pragma once
 
 #include <cstdlib>

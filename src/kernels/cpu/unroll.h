@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// What the compiler has to be told about hot loops.
 #pragma once
 
 // Loops over register arrays must be unrolled before the compiler decides where the arrays live: one index it cannot

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// What the kernels of a pass look up, on its way to the GPU.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// A decode step as a CUDA graph.
 #pragma once
 
 #include <cuda_runtime.h>

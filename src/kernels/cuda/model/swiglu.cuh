@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The activation between the maps of a feed-forward part.
 #pragma once
 
 namespace treeattn::kernels::cuda {
