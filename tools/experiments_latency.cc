@@ -136,27 +136,32 @@ Target small_residual(std::string what, const plan::Line& line) {
   return {std::move(what), line.largest_residual, "at most 0.05", line.largest_residual <= 0.05};
 }
 
-// At a fixed share of the sequence, and with one device on each node so that all links are alike.
+// At a fixed share of the sequence, and with one device on each node so that all links are alike. One token a device is
+// the theorem's last case, p = N.
 void run_scaling(ExperimentContext& context, Outcome& out) {
   constexpr double kShare = 40000;  // tokens: that of 5.12M on 128
   const std::vector<double> ranks = powers_of_two(2, context.quick ? 64 : 4096);
-  const auto at_share = [](double p) { return decode_point(p, kShare * p); };
-  const auto alone = [](double p) {
-    DecodePoint at = decode_point(p, kShare * p);
+  const auto alone = [](double p, double share) {
+    DecodePoint at = decode_point(p, share * p);
     at.ranks_per_node = 1;
     return at;
   };
-  const Sweep uniform(context, ranks, usual_lines(), alone);
-  const Sweep nodes(context, ranks, usual_lines(), at_share);
+  const Sweep uniform(context, ranks, usual_lines(), [&](double p) { return alone(p, kShare); });
+  const Sweep one_each(context, ranks, usual_lines(), [&](double p) { return alone(p, 1); });
+  const Sweep nodes(context, ranks, usual_lines(), [](double p) { return decode_point(p, kShare * p); });
   const Axis x{"GPUs", true};
   out.figures.push_back(
       nodes.figure("scaling", "40,000 tokens a GPU, 8 GPUs a node", x, {"time, ms", true}, &DecodeTime::us, 1e-3));
   out.figures.push_back(uniform.figure("scaling-uniform", "40,000 tokens a GPU, one GPU a node", x, {"time, ms", true},
                                        &DecodeTime::us, 1e-3));
+  out.figures.push_back(one_each.figure("scaling-one-token", "One token a GPU, one GPU a node", x, {"time, ms", true},
+                                        &DecodeTime::us, 1e-3));
   out.tables.push_back(nodes.table("40,000 tokens a GPU, 8 GPUs a node", "GPUs"));
   out.tables.push_back(uniform.table("40,000 tokens a GPU, one GPU a node", "GPUs"));
+  out.tables.push_back(one_each.table("One token a GPU, one GPU a node", "GPUs"));
   // Up to 8 GPUs all messages stay in a node: a line begins where the second node does.
   for (const auto& [sweep, where, from] : {std::tuple(&uniform, "one GPU a node", std::ptrdiff_t{0}),
+                                           std::tuple(&one_each, "one token each", std::ptrdiff_t{0}),
                                            std::tuple(&nodes, "8 GPUs a node, from 16 on", std::ptrdiff_t{3})}) {
     const auto tail = [first = from](const std::vector<double>& all) {
       return std::vector<double>(all.begin() + first, all.end());
