@@ -119,6 +119,16 @@ def main():
         names = [line["strategy"] for line in lines_of(few + extra, " ".join(extra))]
         expect(names == ["merge", "ring", "paper", "one_rank"], f"{extra}: lines {names}")
 
+    # Without the canonical order: one state a message, where three shares are no nodes of the tree (docs/strategies.md).
+    few = decode + shape + ["--dtype", "f32", "--ranks", "3", "--strategy", "merge,ring"]
+    sent = {}
+    for order in [[], ["--free-order"]]:
+        merge, ring, _ = lines_of(few + order, f"three ranks {order}")
+        expect(merge["canonical"] == ring["canonical"] == (not order), f"{order}: canonical is {merge['canonical']}")
+        expect(ring["out_hash"] in hashes["f32"], f"ring {order}: other bits")
+        sent[bool(order)] = merge["bytes_sent"]
+    expect(sent[True] * 14 == sent[False] * 4, f"merge on three ranks sends {sent[False]} bytes, freely {sent[True]}")
+
     table = run(decode + shape + ["--quick", "--ranks", "2", "--why"])
     for word in ["ring / merge", "merge / one_rank", "auto / best", "<- chosen"]:
         expect(word in table.stdout, f"the table has no \"{word}\"")

@@ -22,6 +22,7 @@
 #include "command.h"
 #include "device_option.h"
 #include "json_line.h"
+#include "launched_ranks.h"
 #include "model/memory_need.h"
 #include "model/session.h"
 #include "model_options.h"
@@ -347,7 +348,7 @@ StepsBench steps_bench(const BenchLlamaOptions& options, ModelPlan plan) {
 
 int run(const BenchLlamaOptions& options) {
   ModelPlan plan = make_model_plan(options.model);
-  if (options.steps || (plan.device.on_gpu() && plan.rank_count <= 1)) {
+  if (options.steps || (plan.device.on_gpu() && plan.rank_count <= 1 && !launched())) {
     base::require(plan.rank_count <= 1, "--steps with --ranks {}; accepted: 1", plan.rank_count);
     for (const auto& [name, value] : {std::pair{"--runs", &options.runs}, {"--strategy", &options.model.strategy}}) {
       base::require(value->empty(), "{} is {}; accepted: only without --steps, and not of one rank on a GPU", name,
@@ -378,10 +379,10 @@ constexpr char kFooter[] = R"(Columns:
   peak      bytes the largest rank holds beside the weights; formula: what the command allows for before it begins
   sent      bytes a rank sends for the whole text
 
-With --steps, and always with one rank on a GPU: decode steps after texts of --tokens tokens (0,4k,32k; on a GPU
-0,32k,128k), whose keys are random numbers, for batches of --batch (1; on a GPU 1,16), against the time of reading the
-weights and the cache once at the bandwidth measured in the run; the matrices of a layer by themselves; and, on a GPU, a
-prompt of 8k against the rate of cuBLASLt.
+With --steps, and always with one rank on a GPU and no launcher: decode steps after texts of --tokens tokens (0,4k,32k;
+on a GPU 0,32k,128k), whose keys are random numbers, for batches of --batch (1; on a GPU 1,16), against the time of
+reading the weights and the cache once at the bandwidth measured in the run; the matrices of a layer by themselves; and,
+on a GPU, a prompt of 8k against the rate of cuBLASLt.
 
 Examples:
   treeattn bench llama --random-weights llama-3.2-1b --quick

@@ -55,8 +55,8 @@ struct Output {
 
 // A strategy on the way to its line. Samples are this rank's until they are gathered.
 struct Entry {
-  Entry(const std::shared_ptr<Communicator>& world, Strategy strategy, DeviceLink link)
-      : attention(world, {.strategy = strategy, .link = link}) {
+  Entry(const std::shared_ptr<Communicator>& world, Strategy strategy, DeviceLink link, bool canonical)
+      : attention(world, {.strategy = strategy, .canonical = canonical, .link = link}) {
     line.strategy = strategy;
   }
   bool is_ring() const { return line.strategy == Strategy::kRing; }
@@ -119,11 +119,13 @@ class RankBench {
         small_ids_(fill_cache(small_cache_, setup.shape, 1, setup.seed, pool_)) {
     const Shape& s = setup.shape;
     q_ = QueryView::dense(q_memory_.as<std::byte>(), s.q_dtype, s.batch, s.queries, s.heads, s.head_dim);
-    for (const Strategy strategy : strategies) entries_.push_back(std::make_unique<Entry>(world, strategy, setup.link));
+    for (const Strategy strategy : strategies) {
+      entries_.push_back(std::make_unique<Entry>(world, strategy, setup.link, setup.canonical));
+    }
   }
 
   void run(DecodeResult& result) {
-    Entry canonical(world_, Strategy::kMerge, setup_.link);
+    Entry canonical(world_, Strategy::kMerge, setup_.link, true);
     call(canonical, cache_, ids_);
     const DecodeReference reference = reference_decode(cache_, ids_, q_, pool_);
     first_calls();
@@ -256,7 +258,7 @@ class RankBench {
     size.rows = s.batch * s.queries * s.heads;
     size.v_dim = s.head_dim;
     size.kv_bytes_of_rank = parallel::kv_bytes_of_ranks(cache_.store(), ids_);
-    line.formula_bytes = plan::cost_of(line.chosen, network, cache_.store().shares(), size).bytes;
+    line.formula_bytes = plan::cost_of(line.chosen, network, cache_.store().shares(), size, setup_.canonical).bytes;
 
     // The paper has one query and as many KV heads as heads: with b query tokens in all, t is what keeps K and V right.
     const double p = world_->size(), b = static_cast<double>(s.batch * s.queries);
@@ -279,7 +281,7 @@ class RankBench {
           fmt::format("{}: rank {} has other bits than rank 0 ({:016x}, {:016x})", name, r, hashes[r], hashes[0]));
       return;
     }
-    if (same_bits(entry.line.chosen)) {
+    if (setup_.promises_bits(entry.line.chosen)) {
       const bool other = parallel::largest_of_ranks(*world_, hashes[0] == canonical.hash() ? 0 : 1) != 0;
       if (other) failures.push_back(fmt::format("{}: other bits ({:016x}) than merge", name, hashes[0]));
       return;

@@ -23,10 +23,16 @@ struct DecodeSetup {
   std::vector<Strategy> strategies;
   Device device;
   DeviceLink link = DeviceLink::kHost;  // other than that: with GPUs only
+  bool canonical = true;                // ParallelOptions::canonical
   int threads = 1;                      // of a rank
   int repeat = 0;                       // 0: as many as fit into a second
   std::uint64_t seed = 1;
   bool quick = false;
+
+  // Whether a strategy has the bits of one rank. The ring has them in any order.
+  bool promises_bits(Strategy strategy) const {
+    return same_bits(strategy) && (canonical || strategy == Strategy::kRing);
+  }
 };
 
 // One strategy. docs/cli.md explains the figures.
