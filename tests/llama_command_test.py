@@ -558,6 +558,13 @@ def check_bench(model, scratch):
     assert [(line["batch"], line["tokens"]) for line in steps] == [(1, 0), (1, 200), (2, 0), (2, 200)], lines
     assert all(abs(line["of_limit"] * line["ms"] - line["limit_ms"]) < 1e-6 and line["ms"] > 0 for line in lines), lines
     assert steps[1]["limit_ms"] * steps[1]["read_gb_s"] > steps[0]["limit_ms"] * steps[0]["read_gb_s"], steps
+    # Scales are read with what they are for.
+    done = treeattn("bench", "llama", "--model", model, "--steps", "--tokens", "0,200", "--new-tokens", 4, "--json",
+                    "--kv-type", "int8", *ORDER)
+    steps = [line for line in map(json.loads, done.stdout.splitlines()) if line["what"] == "step"]
+    empty, full = (1e6 * line["limit_ms"] * line["read_gb_s"] for line in steps)
+    token_bytes = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * (config["head_dim"] + 4)
+    assert abs(full - empty - 200 * token_bytes) < 1, (full - empty, token_bytes)
     # The usual lengths as far as the model has room.
     done = treeattn("bench", "llama", "--model", model, "--runs", 1, "--strategy", "merge", "--json")
     assert [json.loads(line)["tokens"] for line in done.stdout.splitlines()] == [512, 1024, 2048], done.stdout
@@ -575,6 +582,19 @@ def check_bench(model, scratch):
         assert [json.loads(line)["tokens"] for line in done.stdout.splitlines()] == [70], done.stdout
         assert b"skipped 943718400 tokens: needs" in done.stderr, done.stderr
     refused("would do", "bench", "llama", "--model", roomy, "--tokens", "900m", code=3)
+    # What is said by then has room, too; and what is said of it begins a line of a terminal.
+    terminal = Terminal()
+    steps = [*steps[:7], "0", "--batch", "64,1024", "--new-tokens", "2000", "--kv-type", "f32"]
+    bench = subprocess.Popen(["sh", "-c", 'ulimit -v 700000; exec "$@"', "sh", *steps], stdout=subprocess.DEVNULL,
+                             stderr=terminal.its, env=dict(os.environ, TERM="xterm"))
+    said = terminal.said().split(b"\r\x1b[K")[-1]
+    assert bench.wait(timeout=60) == 0 and said.startswith(b"skipped 1024 sequences with 0 tokens: needs"), said
+    # A context that is shorter than what is decoded otherwise.
+    brief = scratch / "brief"
+    shutil.copytree(model, brief)
+    config["max_position_embeddings"] = 64
+    (brief / "config.json").write_text(json.dumps(config))
+    treeattn("bench", "llama", "--model", brief, "--steps")
     # Beyond the context of a model; random weights have none, and what stops them is memory.
     refused("accepted: whole numbers from 1 to", "bench", "llama", "--model", model, "--tokens", "256k")
     refused("would do", "bench", "llama", "--random-weights", "llama-3.1-405b", "--tokens", "256k", code=3)

@@ -311,6 +311,36 @@ TEST(SessionLoss, AfterTheErrorALaterCallMayRecover) {
   }
 }
 
+// Of those who are left one may have shown the token that both take again, and both are asked to stop there.
+TEST(SessionLoss, AnInterruptInARecoveryEndsTheTextOnAll) {
+  const SmallModel model;
+  const auto prompt = random_tokens(100, 301, 7);
+  int interrupted = 0;
+  for (int messages = 20; messages < 40; ++messages) {
+    SCOPED_TRACE(messages);
+    std::atomic<bool> interrupt = false;
+    std::mutex mutex;
+    std::vector<std::vector<std::int32_t>> texts;
+    run_with_mortal_rank(messages, [&](const std::shared_ptr<Communicator>& world) {
+      SessionRank rank(model, world, nullptr);
+      GenerateOptions options = recovering(30);
+      options.interrupt = &interrupt;
+      TextListener listener;
+      listener.recovery = [&](std::int64_t, std::int64_t) { interrupt = true; };
+      const GenerateResult result = rank.session.generate(prompt, options, listener);
+      // What is lost while the prompt is read has not been finished, and is not recovered.
+      EXPECT_EQ(result.reason, interrupt ? StopReason::kInterrupted : StopReason::kMaxTokens);
+      EXPECT_EQ(result.stats.lost, std::vector<int>{1});
+      const std::lock_guard lock(mutex);
+      texts.push_back(rank.session.tokens());
+    });
+    ASSERT_EQ(texts.size(), 2u);
+    EXPECT_EQ(texts[0], texts[1]);
+    interrupted += interrupt ? 1 : 0;
+  }
+  EXPECT_GE(interrupted, 10);
+}
+
 // Rank 1 ends when rank 0 has heard from all that the call is refused, and rank 2 not: rank 0 makes its next call while
 // rank 2 is about to ask for the reasons again, and each would take the other's call for its own.
 TEST(SessionLoss, WhoHasNotHeardOfARefusalIsACallBehind) {

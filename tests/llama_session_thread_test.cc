@@ -303,6 +303,18 @@ TEST(Session, BadPromptsAreRefused) {
   EXPECT_TRUE(rank.session.tokens().empty());
 }
 
+// The text before the second byte of a character would end in half of it.
+TEST(Session, StopsAtNothingButCharacters) {
+  const SmallModel model;
+  const Tokenizer tokenizer = byte_tokenizer();
+  SessionRank rank(model, self_communicator(), &tokenizer);
+  GenerateOptions half = tokens_of(5);
+  half.stop = {"x", "\xa9"};
+  EXPECT_THROW(rank.session.generate(std::vector<std::int32_t>{1}, half), InvalidArgument);
+  half.stop.back() = "\u00e9";
+  EXPECT_NO_THROW(rank.session.generate(std::vector<std::int32_t>{1}, half));
+}
+
 // Its tokens would be taken for what the model said.
 TEST(Session, AListenerCannotGenerate) {
   const SmallModel model;

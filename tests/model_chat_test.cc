@@ -59,6 +59,11 @@ TEST(Chat, RefusesRolesAndTokenizers) {
   json["added_tokens"][4]["content"] = "<|eot|>";
   const Tokenizer other = Tokenizer::parse(json.dump(), "t");
   expect_refused<InvalidArgument>([&] { chat_tokens(other, {}, true); }, {"<|eot_id|>"});
+  // One that is not special would be found in what the user wrote.
+  json = small_tokenizer();
+  json["added_tokens"][4]["special"] = false;
+  const Tokenizer open = Tokenizer::parse(json.dump(), "t");
+  expect_refused<InvalidArgument>([&] { chat_tokens(open, {}, true); }, {"<|eot_id|>", "special"});
 }
 
 TEST(TokenizerConfig, ReadsTokensAndTemplates) {

@@ -87,6 +87,12 @@ def check_directory():
         small = plan("--model", folder, "--context", "1024", "--batch", "3")
         layer = 256 * 256 * 2 + 256 * 64 * 2 + 3 * 256 * 704 + 2 * 256
         expect(small["weights_bytes"] == 2 * (6 * layer + 256 + 1024 * 256), f"weights: {small['weights_bytes']}")
+        # As `generate --weights int8` keeps them: the table stays as it is stored, and the head is a copy of it.
+        table = 1024 * 256
+        for tied in (True, False):
+            (pathlib.Path(folder) / "config.json").write_text(json.dumps(dict(shape, tie_word_embeddings=tied)))
+            int8 = plan("--model", folder, "--context", "1024", "--weights-type", "int8")["weights_bytes"]
+            expect(int8 == (6 * layer + 256 + table) * 36 // 32 + 2 * table, f"int8 weights, tied {tied}: {int8}")
         expect(small["kv_bytes"] == 3 * 1024 * 6 * 2 * 2 * 32 * 2, f"K and V: {small['kv_bytes']}")
 
 

@@ -340,7 +340,8 @@ StepsBench steps_bench(const BenchLlamaOptions& options, ModelPlan plan) {
   for (const std::string& text : split_list(!options.batch.empty() ? options.batch : on_gpu ? "1,16" : "1")) {
     bench.batches.push_back(parse_count("--batch", text, 1, 1024));
   }
-  bench.new_tokens = options.new_tokens.empty() ? 64 : parse_count("--new-tokens", options.new_tokens, 4, context / 2);
+  bench.new_tokens = options.new_tokens.empty() ? std::min<std::int64_t>(64, context / 2)
+                                                : parse_count("--new-tokens", options.new_tokens, 4, context / 2);
   bench.prefill = options.quick ? 0 : std::min<std::int64_t>(8192, context);
   bench.json = options.json;
   return bench;

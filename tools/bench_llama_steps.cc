@@ -21,6 +21,7 @@
 #include "model/memory_need.h"
 #include "model_run.h"
 #include "notes.h"
+#include "parallel/kv_store.h"
 #include "progress.h"
 #include "table.h"
 
@@ -55,7 +56,7 @@ class StepsRun {
     for (const std::int64_t batch : bench_.batches) {
       for (const std::int64_t tokens : bench_.tokens) {
         progress.step(fmt::format("{} tokens", tokens));
-        if (!has_room(batch, tokens)) continue;
+        if (!has_room(batch, tokens, progress)) continue;
         if (!device_) read_ = read_bandwidth();  // a CPU's falls and rises with its clock
         measure_steps(batch, tokens);
       }
@@ -129,19 +130,21 @@ class StepsRun {
   }
 
   // What is left beside the weights must hold the cache of all sequences; says so where it does not.
-  bool has_room(std::int64_t batch, std::int64_t tokens) const {
-    const std::size_t cache = model::memory_need(config_, bench_.plan.llama, bench_.plan.weights, tokens, 1).cache;
+  bool has_room(std::int64_t batch, std::int64_t tokens, Progress& progress) const {
+    const std::int64_t longest = bench_.longest(tokens);
+    const std::size_t cache = model::memory_need(config_, bench_.plan.llama, bench_.plan.weights, longest, 1).cache;
     const std::size_t needed = cache * static_cast<std::size_t>(batch);
     const std::optional<std::size_t> available = usable_memory(rank_.ops.gpu());
     if (!available || needed <= *available) return true;
+    progress.clear();
     print_note("skipped {} with {}: needs {} of cache, {} of memory can be used\n", format_count(batch, "sequence"),
                format_count(tokens, "token"), format_bytes(needed), format_bytes(*available));
     return false;
   }
 
   void measure_steps(std::int64_t batch, std::int64_t tokens) {
-    constexpr std::int64_t kWarmUp = 4;  // done as it is, recorded, and twice repeated
-    tokens = std::min(tokens, config_.context - bench_.new_tokens - kWarmUp);
+    constexpr std::int64_t kWarmUp = StepsBench::kWarmUp;
+    tokens = bench_.longest(tokens) - kWarmUp - bench_.new_tokens;
     const auto llama = rank_.make_llama(bench_.plan.llama);
     std::vector<SequenceId> ids;
     for (std::int64_t i = 0; i < batch; ++i) {
@@ -155,8 +158,8 @@ class StepsRun {
       llama->decode(ids, said);
       if (step >= kWarmUp) seconds.push_back(seconds_since(start));
     }
-    const double row = static_cast<double>(dtype_size(bench_.plan.llama.kv_type));
-    const double kv = 2.0 * row * static_cast<double>(config_.layers * config_.kv_heads * config_.head_dim);
+    const double kv =
+        static_cast<double>(parallel::token_bytes(llama->cache().config()).all()) * static_cast<double>(config_.layers);
     const double middle = static_cast<double>(tokens + kWarmUp + bench_.new_tokens / 2);
     const double bytes =
         static_cast<double>(rank_.model.weights->bytes_per_token()) + kv * middle * static_cast<double>(batch);
@@ -222,7 +225,8 @@ void print_json(const StepsRun& run, const StepsLine& line) {
 }  // namespace
 
 int bench_llama_steps(const StepsBench& bench) {
-  return run_model(bench.plan, *std::max_element(bench.tokens.begin(), bench.tokens.end()), [&](const ModelRank& rank) {
+  const std::int64_t longest = bench.longest(*std::max_element(bench.tokens.begin(), bench.tokens.end()));
+  return run_model(bench.plan, longest, [&](const ModelRank& rank) {
     base::require(rank.world->size() == 1, "--steps, or one rank on a GPU, with {} ranks; accepted: 1",
                   rank.world->size());
     StepsRun run(bench, rank);

@@ -6,20 +6,11 @@
 #include <filesystem>
 
 #include "base/check.h"
-#include "kernels/model_ops.h"
 #include "kernels/problem.h"
+#include "model/weights.h"
 #include "option_errors.h"
 
 namespace treeattn::tools {
-namespace {
-
-std::uint64_t weight_bytes(std::int64_t weights, DType dtype) {
-  const std::uint64_t count = static_cast<std::uint64_t>(weights);
-  const std::uint64_t scales = dtype == DType::kInt8 ? count / kernels::kWeightGroup * sizeof(float) : 0;
-  return count * dtype_size(dtype) + scales;
-}
-
-}  // namespace
 
 model::LlamaConfig find_model(const std::string& name_or_directory) {
   for (const std::string_view known : model::known_shapes()) {
@@ -45,8 +36,12 @@ plan::ModelSize model_size(const model::LlamaConfig& config, DType weights, DTyp
   // A tied table of embeddings is the last matrix too, and read as such.
   const std::int64_t looked_up = config.tied_embeddings ? 0 : config.vocab * config.hidden;
   size.read_weights = config.parameters() - looked_up;
-  size.weight_bytes = weight_bytes(config.parameters(), weights);
-  size.read_weight_bytes = weight_bytes(size.read_weights, weights);
+  // As the other commands keep them: int8 is made of what is stored, and leaves the table of embeddings as it is.
+  model::LlamaConfig kept = config;
+  if (weights != DType::kInt8) kept.stored = weights;
+  const WeightFormat format = weights == DType::kInt8 ? WeightFormat::kInt8 : WeightFormat::kAsStored;
+  size.weight_bytes = model::all_weight_bytes(kept, format);
+  size.read_weight_bytes = model::weight_bytes(static_cast<std::size_t>(size.read_weights), format, kept.stored);
   size.kv_row_bytes =
       static_cast<std::uint64_t>(config.head_dim) * dtype_size(kv) + (kernels::has_scales(kv) ? sizeof(float) : 0);
   return size;

@@ -60,8 +60,8 @@ struct TokenChoice {
 struct GenerateOptions {
   std::int64_t max_tokens = 256;
   SamplerOptions sampler{};
-  // The text ends before the first of them; needs a tokenizer. Special tokens are not in the text: the name of one
-  // stands for it.
+  // UTF-8. The text ends before the first of them; needs a tokenizer. Special tokens are not in the text: the name of
+  // one stands for it.
   std::vector<std::string> stop{};
   std::vector<std::int32_t> stop_tokens{};  // beside the model's own; of its vocabulary
   bool ignore_eos = false;                  // the model's own do not end the text

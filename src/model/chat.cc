@@ -65,8 +65,9 @@ class PromptWriter {
   }
   std::int32_t required(const char* token) const {
     const auto found = tokenizer_.find(token);
-    base::require(found.has_value(),
-                  "the tokenizer has no token {}; accepted for chat: the tokenizer of a Llama 3 model", token);
+    // One that is not special would be found in what the user wrote, too.
+    base::require(found && tokenizer_.is_special(*found),
+                  "the tokenizer has no special token {}; accepted for chat: the tokenizer of a Llama 3 model", token);
     return *found;
   }
 

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <limits>
 #include <numeric>
-#include <unordered_set>
 
 #include "base/check.h"
 #include "base/mix.h"
@@ -54,9 +53,12 @@ double below(float logit, float largest) { return logit == largest ? 0 : double{
 
 std::vector<float> penalized(std::span<const float> logits, std::span<const std::int32_t> said, double penalty) {
   std::vector<float> out(logits.begin(), logits.end());
-  for (const std::int32_t token : std::unordered_set<std::int32_t>(said.begin(), said.end())) {
-    if (token < 0 || static_cast<std::size_t>(token) >= out.size()) continue;
-    float& logit = out[static_cast<std::size_t>(token)];
+  std::vector<bool> seen(out.size());  // a token counts once; a text may have a million
+  for (const std::int32_t token : said) {
+    const auto at = static_cast<std::size_t>(token);
+    if (token < 0 || at >= out.size() || seen[at]) continue;
+    seen[at] = true;
+    float& logit = out[at];
     if (std::isinf(logit)) continue;
     // No finite logit becomes infinite: -inf is for tokens that must not come.
     constexpr double kMost = std::numeric_limits<float>::max();

@@ -16,6 +16,7 @@
 #include "model/sampler.h"
 #include "model/session_file.h"
 #include "model/stop_scanner.h"
+#include "model/utf8.h"
 #include "parallel/agree.h"
 #include "treeattn/error.h"
 
@@ -100,7 +101,13 @@ void Session::check(std::span<const std::int32_t> prompt, const GenerateOptions&
   base::require(all < context, "the prompt makes a text of {} tokens; accepted: fewer than the model's context, {}",
                 all, context);
   base::require(options.stop.empty() || tokenizer_, "stop strings need a tokenizer");
-  for (const std::string& stop : options.stop) base::require(!stop.empty(), "a stop string is empty; accepted: a text");
+  for (const std::string& stop : options.stop) {
+    base::require(!stop.empty(), "a stop string is empty; accepted: a text");
+    // The text before a part of a character would end within it.
+    const std::size_t valid = valid_utf8(stop);
+    base::require(valid == stop.size(), "a stop string: byte {} of {} is not UTF-8; accepted: UTF-8", valid,
+                  stop.size());
+  }
 }
 
 // Those that end a text. A special token is not written into it, so one that is named as a string is among them.
@@ -237,10 +244,15 @@ bool Session::next_token(Call& call) {
       require_agreement(*llama_->communicator(), digest, "the logits and the token taken", call.interrupted());
   known_.push_back(choice.token);
   const std::size_t said = known_.size() - call.begin;
-  if (said <= call.shown) return true;  // computed again after a loss
+  GenerateResult& result = call.result;
+  const auto stopped = [&](bool now, StopReason why) {
+    if (now) result.reason = why;
+    return now;
+  };
+  // Computed again after a loss: this rank went on from here, but by now all may have been asked to stop.
+  if (said <= call.shown) return !stopped(stop_all, StopReason::kInterrupted);
   call.shown = said;
 
-  GenerateResult& result = call.result;
   (said == 1 ? result.stats.first_token_seconds : result.stats.token_seconds.emplace_back()) = seconds_since(call.last);
   call.last = Clock::now();
   if (call.listener.logits) call.listener.logits(logits_);
@@ -248,10 +260,6 @@ bool Session::next_token(Call& call) {
   const bool ends = contains(call.last_tokens, choice.token);
   if (call.stream && !ends) call.show(call.scanner.next(call.stream->next(choice.token)));
 
-  const auto stopped = [&](bool now, StopReason why) {
-    if (now) result.reason = why;
-    return now;
-  };
   return !(stopped(ends, StopReason::kStopToken) || stopped(call.scanner.stopped(), StopReason::kStopString) ||
            stopped(static_cast<std::int64_t>(said) >= options.max_tokens, StopReason::kMaxTokens) ||
            stopped(static_cast<std::int64_t>(known_.size()) >= llama_->config().context, StopReason::kContext) ||
