@@ -27,12 +27,12 @@ without() {
   echo "   *** no $name: $*; the tests that compare with it will be skipped ***"
 }
 
-# get NAME MODULES PACKAGE...
+# get NAME PACKAGE... Whether they can be imported is found out, and said, by the tests: it takes them seconds, too.
 get() {
-  local name=$1 modules=$2
-  shift 2
+  local name=$1
+  shift
   if { [ -x "$venv/bin/pip" ] || python3 -m venv "$venv"; } >"$log" 2>&1 &&
-    timeout 120 "$venv/bin/pip" install --quiet --retries 1 --no-compile "$@" >>"$log" 2>&1 && has "$modules"; then
+    timeout 120 "$venv/bin/pip" install --quiet --retries 1 --no-compile "$@" >>"$log" 2>&1; then
     return
   fi
   tail -n 5 "$log"
@@ -42,19 +42,18 @@ get() {
 if has torch; then
   :
 elif [ "$(uname -m)" = aarch64 ]; then
-  get torch torch 'torch>=2.5,<2.11'
+  get torch 'torch>=2.5,<2.11'
 else
   without torch "not installed here because of its size. By hand: python3 -m venv $venv && $venv/bin/pip install torch" \
     "--index-url https://download.pytorch.org/whl/cpu"
 fi
-hugging_face='tokenizers, transformers, safetensors, jinja2'
-if ! has "$hugging_face"; then
-  get "tokenizers and transformers" "$hugging_face" 'tokenizers>=0.20' 'transformers<5' jinja2
+if ! has 'tokenizers, transformers, safetensors, jinja2'; then
+  get "tokenizers and transformers" 'tokenizers>=0.20' 'transformers<5' jinja2
 fi
 if ! has 'llama_models.llama3.chat_format'; then
-  get "Llama 3's own tokenizer" 'llama_models.llama3.chat_format' llama-models
+  get "Llama 3's own tokenizer" llama-models
 fi
 if ! has 'nanobind, numpy'; then
-  get "nanobind, which the Python package is made with," 'nanobind, numpy' nanobind numpy
+  get "nanobind, which the Python package is made with," nanobind numpy
 fi
 exit 0

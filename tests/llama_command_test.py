@@ -439,13 +439,14 @@ def after_progress(*arguments, stdin=subprocess.DEVNULL, interrupt=True):
 def check_progress(scratch):
     """What is printed when nothing was said yet begins a line: the progress is gone."""
     (scratch / "book").write_text("x" * 120000)
-    model = ["--model", GOLDEN.parents[2] / "tools" / "demo_model" / "model"]
+    # One thread: what is waited for are two seconds.
+    model = ["--threads", "1", "--model", GOLDEN.parents[2] / "tools" / "demo_model" / "model"]
     said = after_progress("generate", *model, "--file", scratch / "book", "--json")
     assert said.startswith(b'{"text":"","tokens":[],"reason":"interrupted"'), said
     with open(scratch / "book", "rb") as book:
         said = after_progress("chat", *model, stdin=book)
     assert said == b"\r\n", said
-    said = after_progress("demo", "--tokens", "12k", "--ranks", "1", "--json", interrupt=False)
+    said = after_progress("demo", "--tokens", "8k", "--ranks", "1", "--threads", "1", "--json", interrupt=False)
     assert said.startswith(b'{"tokens":'), said
 
 

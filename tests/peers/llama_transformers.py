@@ -179,6 +179,8 @@ def check(programs, cases, draw=draw, compare=compare):
     return 1 if failed else 0
 
 
+CASES = 10
+
 GOLDEN = {
     "tied_scaled_bf16": {"vocab": 40, "hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16,
                          "feed_forward": 64, "theta": 500000.0, "tied": True, "dtype": "bfloat16",
@@ -212,6 +214,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 3 and sys.argv[1] == "--golden":
         write_golden(sys.argv[2])
     elif len(sys.argv) in (3, 4):
-        sys.exit(check(sys.argv[1:3], int(sys.argv[3]) if len(sys.argv) == 4 else 10))
+        sys.exit(check(sys.argv[1:3], int(sys.argv[3]) if len(sys.argv) == 4 else CASES))
     else:
         sys.exit(__doc__)

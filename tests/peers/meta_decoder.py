@@ -48,6 +48,7 @@ try:
 except (ImportError, OSError) as error:
     peers_venv.missing(error, "torch transformers llama-models")
 
+CASES = 4
 MULTIPLE_OF = 32  # of the feed-forward's width
 SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 8192}  # the one that model.py knows
@@ -106,4 +107,4 @@ def compare(programs, case, seed):
 
 
 if __name__ == "__main__":
-    sys.exit(check(sys.argv[1:3], int(sys.argv[3]) if len(sys.argv) > 3 else 4, draw, compare))
+    sys.exit(check(sys.argv[1:3], int(sys.argv[3]) if len(sys.argv) > 3 else CASES, draw, compare))
