@@ -156,6 +156,54 @@ TEST(Tcp, SurvivorsOfALostRankGoOn) {
 
 #if !defined(__SANITIZE_THREAD__)  // does not fork
 // A process that is killed.
+// What a rank sent before another was lost, in this group and in one split from it, takes up nothing of the room that
+// there is for what comes early in the next group.
+TEST(Tcp, WhatWasUnderWayGoesWithItsGroup) {
+  constexpr int kRanks = 3;
+  const std::vector<std::byte> data(std::size_t{75} << 20);  // the room is 256 MiB where there is little memory
+  const int port = testing::free_port();
+  const auto tell = [&](Communicator& to) {
+    std::vector<Request> sends;
+    if (to.rank() == 1) sends.push_back(to.send(0, data));
+    to.wait_all(sends);
+    to.barrier();
+  };
+  const auto body = [&](int rank, std::shared_ptr<Communicator> world) {
+    const auto part = world->split(0, 0);
+    tell(*world);
+    tell(*part);
+    if (rank == 2) return;
+    EXPECT_THROW(world->barrier(), LostRanks);
+    const auto rest = world->shrink();
+    rest->set_deadline(Seconds(60));
+    tell(*rest);
+    tell(*rest);
+    for (int i = 0; i < 2 && rank == 0; ++i) {
+      std::vector<std::byte> came(data.size());
+      Request receive = rest->receive(1, came);
+      rest->wait(receive);
+    }
+  };
+  const auto run = [&](int rank, std::shared_ptr<Communicator> world) {
+    try {
+      body(rank, std::move(world));
+    } catch (const Error& error) {
+      ADD_FAILURE() << "rank " << rank << ": " << error.what();
+    }
+  };
+  std::vector<std::thread> others;
+  for (int rank = 1; rank < kRanks; ++rank) {
+    others.emplace_back([&, rank] { run(rank, tcp_communicator(TcpPlace{rank, kRanks, "127.0.0.1", port})); });
+  }
+  std::shared_ptr<Communicator> world;
+  {
+    const testing_base::AddressLimit limit(std::size_t{256} << 20);
+    world = tcp_communicator(TcpPlace{0, kRanks, "127.0.0.1", port});
+  }
+  run(0, std::move(world));
+  for (std::thread& other : others) other.join();
+}
+
 TEST(Tcp, SurvivorsOfAKilledProcessGoOn) {
   const std::vector<int> statuses = run_tcp_processes(
       3,

@@ -226,6 +226,23 @@ TEST(CommThreadLoss, NumbersThatRanksWereStartedWith) {
       short_deadline());
 }
 
+// What a rank that was lost owes the old group is nothing that the new one can wait for.
+TEST(CommThreadLoss, RequestsStayWithTheirGroup) {
+  run_ranks(3, [](const World& world) {
+    std::byte byte{};
+    Request owed;
+    if (world->rank() == 0) owed = world->receive(2, {&byte, 1});
+    if (world->rank() == 2) return;
+    EXPECT_THROW(world->barrier(), LostRanks);
+    const World rest = world->shrink();
+    if (world->rank() == 0) {
+      EXPECT_THROW(rest->wait(owed), InvalidArgument);
+      EXPECT_THROW(rest->test(owed), InvalidArgument);
+    }
+    go_on(*rest);
+  });
+}
+
 // A rank that is lost after LostRanks, before or in shrink(), is left out of the new group as well.
 TEST(CommThreadLoss, WhileShrinking) {
   for (const bool sleeps : {false, true}) {

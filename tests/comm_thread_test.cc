@@ -16,6 +16,7 @@
 
 #include "base/machine.h"
 #include "comm/far_memory.h"
+#include "comm/thread_transport.h"
 #include "comm_cases.h"
 
 namespace treeattn {
@@ -245,6 +246,28 @@ TEST(CommThreads, GivenUpMessagesKeepTheirPlace) {
 }
 
 // Buffers of messages that were given up: with an owner they live on, without one they are not touched any more.
+TEST(CommThreads, ForgottenMessagesGo) {
+  const auto hub = std::make_shared<comm::ThreadHub>("threads", std::vector<int>(2), false);
+  const auto rank0 = comm::thread_transport(hub, 0), rank1 = comm::thread_transport(hub, 1);
+  std::vector<std::byte> small(8), large(std::size_t{1} << 20), other(8);
+  const auto left = [&] {
+    const auto awaited = rank0->receive(1, 7, other, nullptr);
+    EXPECT_FALSE(rank0->test(*awaited));
+    rank0->abandon(awaited);
+    return hub->inboxes[0].messages.size();
+  };
+  rank1->send(0, 3, small, nullptr);
+  const auto waiting = rank1->send(0, 4, large, nullptr);
+  rank1->send(0, 6, small, nullptr);
+  EXPECT_EQ(left(), 3u);
+  rank0->forget(3, 3);
+  EXPECT_EQ(left(), 1u);
+  rank1->send(0, 5, small, nullptr);
+  EXPECT_EQ(left(), 1u);
+  EXPECT_FALSE(rank1->test(*waiting));
+  rank1->abandon(waiting);
+}
+
 TEST(CommThreads, GivenUpMessagesAreSafe) {
   run_ranks(2, [](const World& world) {
     const int other = 1 - world->rank();

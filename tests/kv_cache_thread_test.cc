@@ -245,6 +245,33 @@ TEST(KvCacheRanks, RefusesToBeAdoptedByOtherWeightsOnEachRank) {
   });
 }
 
+// Survivors of which one has added a sequence more, in a cache that has had very many: only those that are there count,
+// and what one of them has called a sequence no other is called later.
+TEST(KvCacheRanks, AdoptsTheSequencesThatAllHave) {
+  constexpr SequenceId kHadBefore = SequenceId{1} << 40;
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    const KvCacheConfig config{.kv_heads = 1, .k_dim = 64, .v_dim = 64};
+    parallel::KvStore store(world, config, parallel::make_shares(*world, config, {}));
+    store.restore_next(kHadBefore);
+    const SequenceId both = store.add_sequence(), first_only = store.add_sequence(), last_only = store.add_sequence();
+    EXPECT_EQ(both, kHadBefore);
+    store.extend(both, 300 + world->rank());
+    store.extend(first_only, 10);
+    store.extend(last_only, 10);
+    store.drop(world->rank() == 0 ? last_only : first_only);
+    if (world->rank() == 1) return;
+    auto survivors = without_the_lost(*world, [&] { world->barrier(); });
+    const SequenceId ahead = kHadBefore + 3;
+    if (survivors->rank() == 1) {
+      EXPECT_EQ(store.add_sequence(), ahead);
+    }
+    store.adopt(survivors, parallel::make_shares(*survivors, config, {}));
+    EXPECT_EQ(store.sequences(), std::vector<SequenceId>{both});
+    EXPECT_EQ(store.length(both), 300);
+    EXPECT_EQ(store.add_sequence(), ahead + 1);
+  });
+}
+
 // A rank goes while leaves are on the move: the survivors keep every leaf that it did not carry or was not being given.
 TEST(KvCacheRanks, GoesOnAfterARebalanceWasCutOff) {
   const std::uint64_t seed = test_seed();

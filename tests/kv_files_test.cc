@@ -13,6 +13,7 @@
 #include <chrono>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <thread>
 
@@ -125,16 +126,20 @@ TEST(KvFiles, NothingSavedIsSomethingToo) {
 
 TEST(KvFiles, OtherFilesStay) {
   const TemporaryDirectory directory;
-  for (const char* name : {"notes", "branch-of-mine.kv", "cache.manifest.old"}) {
-    write_file(directory.path() / name, {'x'});
-  }
+  // Some have names as long as those of branches.
+  const std::vector<std::string> names = {"notes",
+                                          "branch-of-mine.kv",
+                                          "cache.manifest.old",
+                                          "branch-of-mine-as-it-was-2025.kv",
+                                          "branch-00003.as-it-was-a-year.kv",
+                                          "branch-mine-.0123456789abcdef.kv",
+                                          "branch-00003-0123456789abcdef.kv"};
+  for (const std::string& name : names) write_file(directory.path() / name, {'x'});
   small_pair(1).cache.save(directory.path());
   const std::size_t files = files_in(directory.path()).size();
   small_pair(2).cache.save(directory.path());
   EXPECT_EQ(files_in(directory.path()).size(), files);
-  for (const char* name : {"notes", "branch-of-mine.kv", "cache.manifest.old"}) {
-    EXPECT_EQ(read_file(directory.path() / name), std::vector{'x'}) << name;
-  }
+  for (const std::string& name : names) EXPECT_EQ(read_file(directory.path() / name), std::vector{'x'}) << name;
 }
 
 TEST(KvFiles, WhatIsNotThere) {
@@ -248,6 +253,8 @@ TEST(KvFiles, LyingManifest) {
   expect_refused(directory.path(), 2, "sequence 0; accepted: 4 to 3");
   lie([](auto& m) { m.config.k_dim = 17; });
   expect_refused(directory.path(), 2, "k_dim = 17; accepted: 16 to 256 in steps of 8");
+  lie([](auto& m) { m.next_sequence = std::numeric_limits<SequenceId>::max(); });
+  expect_refused(directory.path(), 2, "next sequence 9223372036854775807; accepted: 0 to 2^60");
 }
 
 TEST(KvFiles, AFailedSaveLeavesTheEarlierOne) {

@@ -237,6 +237,7 @@ class WatchedTransport final : public comm::Transport {
   }
   bool test(comm::Operation& operation) override { return inner_->test(operation); }
   void abandon(std::shared_ptr<comm::Operation> operation) override { inner_->abandon(std::move(operation)); }
+  void forget(int first, int count) override { inner_->forget(first, count); }
   void send_note(int to, std::vector<std::byte> note) override { inner_->send_note(to, std::move(note)); }
   std::optional<comm::ReceivedNote> next_note() override { return inner_->next_note(); }
   void pause(int idle) override { inner_->pause(idle); }

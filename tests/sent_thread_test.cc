@@ -230,6 +230,7 @@ class NotesOnly final : public comm::Transport {
   }
   bool test(comm::Operation&) override { return false; }
   void abandon(std::shared_ptr<comm::Operation>) override {}
+  void forget(int, int) override {}
   void send_note(int, Bytes) override {}
   std::optional<comm::ReceivedNote> next_note() override {
     if (++read_at_once_ > 100000) throw std::runtime_error("notes are read without a look at the clock");
@@ -283,6 +284,38 @@ TEST(Sent, ManyNotesAreHeardToTheEnd) {
   } catch (const LostRanks& error) {
     EXPECT_EQ(error.ranks(), std::vector<int>{2}) << error.what();
   }
+}
+
+// Of notes on groups and rounds that never come, an endpoint keeps some, and what others say all the same.
+TEST(Sent, NotesForLaterHaveAnEnd) {
+  using Kind = comm::Note::Kind;
+  constexpr int kMost = comm::kMaxContext;
+  std::vector<comm::ReceivedNote> notes;
+  const auto add = [&](int from, Kind kind, int context, int round) {
+    notes.push_back({from, note_with([&](comm::Note& one) {
+                       one.head = {.kind = kind, .context = context, .sender = from, .round = round, .time_left = 1};
+                       if (kind == Kind::kHere) one.lost.clear();
+                     })});
+  };
+  add(2, Kind::kShrink, 0, 0);
+  add(2, Kind::kHere, 1, 0);
+  for (int i = 1; i <= kMost; ++i) {
+    add(1, Kind::kShrink, 0, i);
+    add(1, Kind::kShrink, 0, kMost);  // again and again
+    add(1, Kind::kHere, i, 0);
+  }
+  std::size_t next = 0;
+  const auto transport = std::make_shared<NotesOnly>(3, false, [&]() -> std::optional<comm::ReceivedNote> {
+    return next < notes.size() ? std::optional(notes[next++]) : std::nullopt;
+  });
+  comm::Endpoint endpoint(transport);
+  while (!endpoint.look(-1)) transport->pause(0);
+  EXPECT_EQ(endpoint.take_shrink_notes(0, 0).size(), 1u);  // of rank 2
+  std::size_t kept = 0;
+  for (int round = 1; round <= kMost; ++round) kept += endpoint.take_shrink_notes(0, round).size();
+  EXPECT_EQ(kept, comm::Endpoint::kMostKept);
+  EXPECT_TRUE(endpoint.make_family(1, {0, 1})->quiet());  // one of the first groups, and all that rank 1 has said since
+  EXPECT_FALSE(endpoint.make_family(kMost, {0, 1})->quiet());
 }
 
 // Rank 1 of 2 does as it likes in a call of rank 0's.
@@ -351,6 +384,8 @@ TEST(Sent, LengthsThatNoSequenceHas) {
       // As KvStore::adopt, up to the lengths.
       parallel::require_same(*world, parallel::digest(parallel::make_shares(*world, config, {})), "weights");
       parallel::gathered(*world, std::int64_t{1});
+      Bytes sequences;
+      parallel::share(*world, sequences, 0);
       std::array<std::int64_t, 2> length_and_rank = {-5, 1};
       parallel::combine_over_ranks(*world, std::span(&length_and_rank, 1),
                                    [](auto a, auto b) { return std::min(a, b); });

@@ -79,9 +79,10 @@ void Communicator::Impl::check_rank(int other, std::string_view name) const {
 }
 
 void Communicator::Impl::check_request(const Request& request) const {
-  base::require(!request.pending() || request.operation_->transport == endpoint->transport(),
-                "a request that another communicator made; accepted: one of this group, or of a group that was made "
-                "from it or from which it was made");
+  base::require(!request.pending() || (request.operation_->transport == endpoint->transport() &&
+                                       request.operation_->family == family->context()),
+                "a request that another communicator made; accepted: one of this group, of one that was split from "
+                "it, or of one that it was split from");
 }
 
 Call Communicator::Impl::begin(std::string_view name, std::optional<Seconds> own_deadline) {
@@ -99,6 +100,7 @@ Request Communicator::Impl::send(Channel channel, int to, std::span<const std::b
   request.operation_ = transport().send(peer, comm::tag_of(context, channel), data, std::move(owner));
   request.operation_->transport = endpoint->transport();
   request.operation_->peer = peer;
+  request.operation_->family = family->context();
   count_sent(to, data.size());
   return request;
 }
@@ -119,6 +121,7 @@ Request Communicator::Impl::receive(Channel channel, int from, std::span<std::by
   request.operation_ = transport().receive(peer, comm::tag_of(context, channel), data, std::move(owner));
   request.operation_->transport = endpoint->transport();
   request.operation_->peer = peer;
+  request.operation_->family = family->context();
   return request;
 }
 
@@ -322,6 +325,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key) {
   }
   impl_->endpoint->next_context = checked_context(context) + 1;
   if (color < 0) return nullptr;
+  impl_->family->add_group(context);
   std::vector<int> ranks;
   for (int i = 0; i < size(); ++i) {
     if (all[static_cast<std::size_t>(i)].color == color) ranks.push_back(i);

@@ -49,7 +49,8 @@ struct Communicator::Impl {
   comm::Transport& transport() const { return *endpoint->transport(); }
   // Throws InvalidArgument unless 0 <= rank < size.
   void check_rank(int other, std::string_view name) const;
-  // Throws InvalidArgument where it is under way on another transport, which alone can tell what became of it.
+  // Throws InvalidArgument where it is under way on another transport, which alone can tell what became of it, or in
+  // another family: to wait for a rank that is not in this one would break this one.
   void check_request(const Request& request) const;
 
   // Throws LostRanks if the family is broken, or breaks.

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "comm/group.h"
+
 namespace treeattn::comm {
 namespace {
 
@@ -31,7 +33,7 @@ std::string name_ranks(const RankSet& ranks) {
 }
 
 Family::Family(Endpoint& endpoint, int context, std::vector<int> members)
-    : endpoint_(endpoint), context_(context), members_(std::move(members)) {}
+    : endpoint_(endpoint), context_(context), members_(std::move(members)), contexts_{context} {}
 
 void Family::add_lost(const RankSet& more) {
   unite(lost_, more);
@@ -152,6 +154,10 @@ void Family::finish() {
   unite(endpoint_.lost, lost_);
   state_.clear();
   endpoint_.transport()->mark_broken();
+  // What was under way when the rank was lost must not lie here as long as the others go on.
+  for (const int context : contexts_) {
+    endpoint_.transport()->forget(tag_of(context, Channel::kPointToPoint), kChannels);
+  }
 }
 
 Instant Endpoint::begin_call() {
@@ -192,15 +198,19 @@ bool Endpoint::look(int waits_for) {
 }
 
 void Endpoint::hear(Note note, Instant now) {
-  if (note.head.kind == Note::Kind::kShrink) {
-    shrinking_[{note.head.context, note.head.round}].push_back(std::move(note));
-    return;
-  }
+  if (note.head.kind == Note::Kind::kShrink) return keep(shrinking_, std::move(note));
   for (const auto& weak : families_) {
     const auto family = weak.lock();
     if (family != nullptr && family->context() == note.head.context) return family->hear(note, now);
   }
-  if (note.head.context >= next_context) early_.push_back(std::move(note));
+  if (note.head.context >= next_context) keep(early_, std::move(note));
+}
+
+void Endpoint::keep(KeptNotes& notes, Note note) {
+  const Note::Head head = note.head;
+  auto& of_sender = notes[head.sender];
+  of_sender.insert_or_assign({head.context, head.round, head.kind}, std::move(note));
+  if (of_sender.size() > kMostKept) of_sender.erase(of_sender.begin());
 }
 
 void Endpoint::send(int to, const Note& note) {
@@ -212,13 +222,18 @@ std::shared_ptr<Family> Endpoint::make_family(int context, std::vector<int> memb
   std::erase_if(families_, [](const auto& weak) { return weak.expired(); });
   families_.push_back(family);
   next_context = std::max(next_context, context + 1);
-  for (Note& note : std::exchange(early_, {})) hear(std::move(note), now());
+  for (auto& [sender, notes] : std::exchange(early_, {})) {
+    for (auto& [subject, note] : notes) hear(std::move(note), now());
+  }
   return family;
 }
 
 std::vector<Note> Endpoint::take_shrink_notes(int context, int round) {
-  const auto notes = shrinking_.extract({context, round});
-  return notes.empty() ? std::vector<Note>{} : std::move(notes.mapped());
+  std::vector<Note> out;
+  for (auto& [sender, notes] : shrinking_) {
+    if (auto found = notes.extract({context, round, Note::Kind::kShrink})) out.push_back(std::move(found.mapped()));
+  }
+  return out;
 }
 
 }  // namespace treeattn::comm

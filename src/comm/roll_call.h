@@ -21,9 +21,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -54,6 +56,8 @@ class Family {
   // When over: who is lost, and whether they were only too slow.
   const RankSet& lost() const { return lost_; }
   bool slow() const { return slow_; }
+  // A group that was split from it.
+  void add_group(int context) { contexts_.push_back(context); }
   // shrink() may find that more are lost.
   void add_lost(const RankSet& more);
 
@@ -85,6 +89,7 @@ class Family {
   Endpoint& endpoint_;
   const int context_;
   const std::vector<int> members_;
+  std::vector<int> contexts_;  // of all its groups
   Phase phase_ = Phase::kQuiet;
   std::map<int, Member> state_;  // by rank, once a roll call has begun
   RankSet lost_;
@@ -116,8 +121,11 @@ class Endpoint {
 
   // The members must include this rank. A family lives as long as a group holds it.
   std::shared_ptr<Family> make_family(int context, std::vector<int> members);
-  // What has come from others that shrink the group of this context for the `round`th time, oldest first.
+  // What has come from others that shrink the group of this context for the `round`th time: the last word of each.
   std::vector<Note> take_shrink_notes(int context, int round);
+
+  // Of one rank, notes are kept on so many groups, rounds and kinds: far more than one sends that is ahead of this one.
+  static constexpr std::size_t kMostKept = 256;
 
   // The lowest context that no group of this rank has had. Groups that share two ranks never share a context, so one
   // of its tags means one group.
@@ -128,14 +136,20 @@ class Endpoint {
 
  private:
   static constexpr std::chrono::milliseconds kLongestPause{100};
+  // Notes for later, by sender. Of each it keeps the last on a group, a round and of a kind, which says all that those
+  // before it said, and forgets the oldest group where there are too many: that harms none but a sender without end.
+  using Subject = std::tuple<int, int, Note::Kind>;  // context, round
+  using KeptNotes = std::map<int, std::map<Subject, Note>>;
+
   void hear(Note note, Instant now);
+  static void keep(KeptNotes& notes, Note note);
 
   std::shared_ptr<Transport> transport_;
   Instant asked_ = Clock::now();  // the time when it was last asked for
   Clock::duration stood_still_{};
   std::vector<std::weak_ptr<Family>> families_;
-  std::vector<Note> early_;  // for families that the others have already and this rank is about to make
-  std::map<std::pair<int, int>, std::vector<Note>> shrinking_;  // by context and round
+  KeptNotes early_;      // for families that the others have already and this rank is about to make
+  KeptNotes shrinking_;  // of those who shrink a group
   int waits_for_ = -1;
 };
 

@@ -14,6 +14,7 @@
 #include <exception>
 #include <limits>
 #include <new>
+#include <set>
 #include <utility>
 
 #include "base/available_memory.h"
@@ -79,7 +80,7 @@ struct Peer {
   Socket socket;
   std::deque<Outgoing> out;
   std::deque<Unasked> unasked;
-  std::size_t unasked_bytes = 0;  // that `unasked` and `content` take up
+  std::size_t unasked_bytes = 0;  // that `unasked` and `content` take up, and notes that nobody has read
   bool gone = false;
 
   // The message that is coming in.
@@ -88,6 +89,7 @@ struct Peer {
   std::size_t data_bytes = 0;     // of its content
   TcpReceive* receive = nullptr;  // where the content goes; null: to `content`
   std::vector<std::byte> content;
+  std::size_t held = 0;  // of unasked_bytes, for it
 };
 
 class TcpTransport final : public Transport {
@@ -198,6 +200,20 @@ class TcpTransport final : public Transport {
     }
   }
 
+  void forget(int first, int count) override {
+    for (int tag = first; tag < first + count; ++tag) forgotten_.insert(tag);
+    for (Peer& peer : peers_) {
+      std::erase_if(peer.unasked, [&](const Unasked& message) {
+        if (!forgotten_.contains(message.tag)) return false;
+        release(peer, message.held);
+        return true;
+      });
+      if (peer.held == 0 || !forgotten_.contains(peer.header.tag)) continue;
+      drop_content(peer);
+      peer.header.tag = kDropped;
+    }
+  }
+
   void send_note(int to, std::vector<std::byte> note) override {
     if (to == rank_) return notes_.push_back({rank_, std::move(note)});
     Outgoing message;
@@ -252,7 +268,7 @@ class TcpTransport final : public Transport {
 
   // It has begun, so it must be ended. Called by a destructor: where there is no memory for a copy the owner keeps the
   // sender's, and without an owner nothing more can be sent there.
-  static void end_without_sender(Peer& peer, Outgoing& message) {
+  void end_without_sender(Peer& peer, Outgoing& message) {
     try {
       message.copy.assign(message.data.begin(), message.data.end());
       message.data = message.copy;
@@ -287,10 +303,11 @@ class TcpTransport final : public Transport {
     ::poll(entries.data(), entries.size(), milliseconds);
   }
 
-  static void lose(Peer& peer) {
+  void lose(Peer& peer) {
     peer.gone = true;
     peer.out.clear();
     peer.receive = nullptr;
+    drop_content(peer);
   }
 
   void write_to(Peer& peer) {
@@ -347,7 +364,7 @@ class TcpTransport final : public Transport {
   }
 
   // Where the next message begins after one that nobody sends, nobody knows.
-  static void check_or_lose(Peer& peer, int from) {
+  void check_or_lose(Peer& peer, int from) {
     try {
       check_header(from, peer.header);
     } catch (const Error&) {
@@ -364,7 +381,7 @@ class TcpTransport final : public Transport {
       const std::size_t more = std::min(left, std::max(peer.data_bytes, kBelievedBytes));
       require_room(more);
       peer.content.resize(peer.data_bytes + more);
-      hold(peer, more);
+      hold_content(peer, more);
     }
     return std::span(peer.content).subspan(peer.data_bytes);
   }
@@ -381,9 +398,13 @@ class TcpTransport final : public Transport {
   void begin_content(Peer& peer, int from) {
     peer.data_bytes = 0;
     peer.receive = nullptr;
+    if (forgotten_.contains(peer.header.tag)) {
+      peer.header.tag = kDropped;
+      return;
+    }
     const auto found = find_posted(from, peer.header.tag);
     if (found == posted_.end() || peer.header.given_up != 0) {
-      hold(peer, sizeof(Unasked));
+      hold_content(peer, sizeof(Unasked));
       return require_room(0);
     }
     TcpReceive& receiving = **found;
@@ -398,12 +419,12 @@ class TcpTransport final : public Transport {
 
   void end_content(Peer& peer, int from) {
     peer.header_bytes = 0;
+    const std::size_t held = std::exchange(peer.held, 0);
     if (peer.receive != nullptr) {
       std::exchange(peer.receive, nullptr)->done = true;
     } else if (peer.header.tag == TcpHeader::kNote) {
       notes_.push_back({from, std::move(peer.content)});
     } else if (peer.header.tag != kDropped) {
-      const std::size_t held = sizeof(Unasked) + peer.content.size();
       deliver(peer, from, {peer.header.tag, peer.header.given_up != 0, std::move(peer.content), held});
     }
     peer.content = {};
@@ -425,9 +446,14 @@ class TcpTransport final : public Transport {
     release(peer, message.held);
   }
 
-  void hold(Peer& peer, std::size_t bytes) {
+  void hold_content(Peer& peer, std::size_t bytes) {
+    peer.held += bytes;
     peer.unasked_bytes += bytes;
     unasked_bytes_ += bytes;
+  }
+  void drop_content(Peer& peer) {
+    peer.content = {};
+    release(peer, std::exchange(peer.held, 0));
   }
   void release(Peer& peer, std::size_t bytes) {
     peer.unasked_bytes -= bytes;
@@ -445,8 +471,7 @@ class TcpTransport final : public Transport {
     lose(*most);
     most->unasked.clear();
     std::erase_if(notes_, [&](const ReceivedNote& note) { return note.from == from; });
-    most->content = {};
-    release(*most, sent);
+    release(*most, most->unasked_bytes);
     base::require_sent(false, from, "{} bytes that nobody has asked for; accepted: {} of all ranks together", sent,
                        most_unasked_);
   }
@@ -470,6 +495,7 @@ class TcpTransport final : public Transport {
   std::vector<Peer> peers_;  // [size]
   std::vector<int> nodes_;
   std::vector<TcpReceive*> posted_;  // not done and not coming in, as they were asked for
+  std::set<int> forgotten_;          // tags
   std::deque<ReceivedNote> notes_;
   const std::size_t most_unasked_ = std::max(kLeastUnasked, base::available_memory().value_or(0) / 2);
   std::size_t unasked_bytes_ = 0;  // of all peers

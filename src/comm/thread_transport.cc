@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -108,6 +109,11 @@ class ThreadTransport final : public Transport {
     }
   }
 
+  void forget(int first, int count) override {
+    for (int tag = first; tag < first + count; ++tag) forgotten_.insert(tag);
+    receives_looked_at_ = kNever;
+  }
+
   void send_note(int to, std::vector<std::byte> note) override {
     hub_->deliver(to, [&](Inbox& inbox) { inbox.notes.push_back({rank_, std::move(note)}); });
   }
@@ -164,6 +170,7 @@ class ThreadTransport final : public Transport {
     {
       const std::lock_guard lock(inbox_.mutex);
       std::erase_if(inbox_.messages, [&](std::shared_ptr<ThreadMessage>& message) {
+        if (forgotten_.contains(message->tag)) return true;
         // Of several receives the first that was asked for gets it.
         const auto found = std::find_if(posted_.begin(), posted_.end(), [&](const ThreadReceive* receiving) {
           return receiving->from == message->from && receiving->tag == message->tag;
@@ -241,6 +248,7 @@ class ThreadTransport final : public Transport {
   const int rank_;
   Inbox& inbox_;
   std::vector<ThreadReceive*> posted_;  // receives not done, as they were asked for; taken out when given up
+  std::set<int> forgotten_;             // tags
   std::uint64_t seen_ = 0;
   // The inbox's events when there was nothing (more) to take.
   std::uint64_t receives_looked_at_ = kNever;

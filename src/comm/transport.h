@@ -19,9 +19,11 @@ class Transport;
 struct Operation {
   virtual ~Operation() = default;
   std::shared_ptr<const void> owner;
-  // Filled in by the communicator: who is to give it up, and the transport's number of the other rank.
+  // Filled in by the communicator: who is to give it up, the transport's number of the other rank, and the family of
+  // groups that it is of, by its context.
   std::shared_ptr<Transport> transport;
   int peer = -1;
+  int family = -1;
 };
 
 // From whom it is, the transport knows; what it says, nobody has looked at yet.
@@ -51,6 +53,9 @@ class Transport {
   // Gives a message up: the transport keeps what it needs of it until that is safe. It may arrive or not; nothing sent
   // later is taken for it.
   virtual void abandon(std::shared_ptr<Operation> operation) = 0;
+  // Nobody will ask for messages of the tags [first, first + count) any more: a transport that can drops what came of
+  // them and what comes.
+  virtual void forget(int first, int count) = 0;
 
   // Notes: short, apart from all tags, sent and forgotten, read in the order they came from whoever sent them. Notes of
   // one rank stay in order. next_note() throws Error as test() does.

@@ -38,8 +38,15 @@ std::string branch_name(int branch, std::uint64_t generation) {
   return fmt::format("branch-{:05}.{:016x}.kv", branch, generation);
 }
 
+// Digits wherever branch_name() puts some, and nothing else: what others call their files is theirs.
 bool is_branch_name(std::string_view name) {
-  return name.size() == branch_name(0, 0).size() && name.starts_with("branch-") && name.ends_with(".kv");
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  const auto fits = [&](char c, char shape) {
+    if (shape == '0') return is_digit(c);
+    if (shape == 'f') return is_digit(c) || (c >= 'a' && c <= 'f');
+    return c == shape;
+  };
+  return std::ranges::equal(name, branch_name(0, ~std::uint64_t{0}), fits);  // branch-00000.ffffffffffffffff.kv
 }
 
 fs::path branch_file(const fs::path& directory, int branch, std::uint64_t generation) {

@@ -160,7 +160,8 @@ Manifest parse_manifest(std::span<const std::byte> bytes) {
     throw BadFile(error.what());
   }
   manifest.next_sequence = in.get<std::int64_t>();
-  accept(manifest.next_sequence >= 0, "next sequence {}; accepted: 0 or more", manifest.next_sequence);
+  accept(manifest.next_sequence >= 0 && manifest.next_sequence <= KvStore::kMaxSequences,
+         "next sequence {}; accepted: 0 to 2^60", manifest.next_sequence);
   manifest.sequences.resize(in.count(kSequenceBytes));
   SequenceId above = 0;  // the lowest id the next sequence may have
   for (SequenceRecord& sequence : manifest.sequences) {

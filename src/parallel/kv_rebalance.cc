@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/buffer.h"
+#include "base/byte_reader.h"
 #include "base/check.h"
 #include "base/round_up.h"
 #include "base/sent.h"
@@ -265,15 +266,25 @@ void KvStore::cut_to_common(Communicator& communicator) {
   constexpr std::int64_t kDropped = -1;
   const std::vector<std::int64_t> all = gathered(communicator, next_);
   for (std::size_t r = 0; r < all.size(); ++r) {
-    base::require_sent(all[r] >= 0, static_cast<int>(r), "{} as its next sequence; accepted: 0 or more", all[r]);
-    next_ = std::min(next_, all[r]);
+    base::require_sent(all[r] >= 0 && all[r] <= kMaxSequences, static_cast<int>(r),
+                       "{} as its next sequence; accepted: 0 to 2^60", all[r]);
+    next_ = std::max(next_, all[r]);  // what one of them has given to a sequence is not given again
   }
+  // Those of rank 0, as what it lacks is dropped. Of all that there ever were a table could be of any length.
+  std::vector<SequenceId> ids = sequences();
+  const auto own_bytes = std::as_bytes(std::span(ids));
+  std::vector<std::byte> bytes(own_bytes.begin(), own_bytes.end());
+  share(communicator, bytes, 0);
+  base::ByteReader sent(bytes);
+  base::require_sent(sent.take(ids, bytes.size() / sizeof(SequenceId)) && sent.left().empty(), 0,
+                     "{} bytes of sequences; accepted: {} of each", bytes.size(), sizeof(SequenceId));
   struct Held {
     std::int64_t length, rank;  // the shortest, and who has it
   };
-  std::vector<Held> held(static_cast<std::size_t>(next_), {kDropped, communicator.rank()});
-  for (const SequenceId id : sequences()) {
-    if (id < next_) held[static_cast<std::size_t>(id)].length = length(id);
+  std::vector<Held> held;
+  for (const SequenceId id : ids) {
+    const auto found = sequences_.find(id);
+    held.push_back({found == sequences_.end() ? kDropped : found->second.length, communicator.rank()});
   }
   combine_over_ranks(communicator, std::span(held), [](Held a, Held b) { return b.length < a.length ? b : a; });
   for (const Held& one : held) {
@@ -281,9 +292,11 @@ void KvStore::cut_to_common(Communicator& communicator) {
                        "{} as the length of a sequence; accepted: 0 or more, {} where it has none", one.length,
                        kDropped);
   }
+  std::map<SequenceId, std::int64_t> common;
+  for (std::size_t i = 0; i < ids.size(); ++i) common[ids[i]] = held[i].length;
   for (const SequenceId id : sequences()) {
-    const std::int64_t common = id < next_ ? held[static_cast<std::size_t>(id)].length : kDropped;
-    common == kDropped ? drop(id) : truncate(id, common);
+    const auto found = common.find(id);
+    found == common.end() || found->second == kDropped ? drop(id) : truncate(id, found->second);
   }
 }
 

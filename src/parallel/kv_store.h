@@ -64,6 +64,7 @@ plan::Shares make_shares(const Communicator& communicator, const KvCacheConfig& 
 class KvStore {
  public:
   static constexpr std::int64_t kMaxTokens = std::int64_t{1} << 60;
+  static constexpr SequenceId kMaxSequences = SequenceId{1} << 60;
 
   // Checks the config. Requires shares of config.order.branches leaves over the ranks of the communicator.
   // gpu: where the pages lie; negative: in the host's memory.
