@@ -340,6 +340,30 @@ TEST_P(TargetTest, NanAndInfinityShowExactlyWhereTheyMust) {
   }
 }
 
+// A signalling NaN of which the upper half alone is an infinity. Where a query is cut into limbs it must not become
+// one: all logits would be minus infinity, and the row one that sees nothing.
+TEST_P(TargetTest, NanOfTheLowerHalfOfAQueryShows) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt8, DType::kFp8E4M3}) {
+    for (const std::int64_t queries : {1, 24}) {  // many rows to a tile go another way through the kernels
+      Case shape;
+      shape.queries = queries;
+      shape.heads = 2;
+      shape.kv_heads = 1;
+      shape.tokens = 100;
+      shape.k_type = shape.v_type = dtype;
+      shape.q_type = DType::kFloat32;
+      shape.name = "signalling NaN, " + std::string(dtype_name(dtype)) + ", queries " + std::to_string(queries);
+      CaseData data(shape, 4);
+      for (std::int64_t t = 0; t < shape.tokens; ++t) data.set_k(0, t, 0, 1, 1.0f);
+      data.set_q(0, 0, 1, 1, std::bit_cast<float>(0xff800001u));
+      check(data);
+      const Problem problem = make_problem(data.input(), data.options());
+      const Output got = finalized(states_on(target(), problem, 1), problem);
+      EXPECT_EQ(std::count_if(got.out.begin(), got.out.end(), is_nan), shape.v_dim) << shape.name;
+    }
+  }
+}
+
 TEST_P(TargetTest, ScalesThatAreNotFiniteShowExactlyWhereTheyMust) {
   std::size_t turn = 0;
   for (const DType dtype : {DType::kInt8, DType::kFp8E4M3}) {

@@ -105,7 +105,8 @@ struct ThreadPool::Impl {
   void run_tasks(int thread);
   void run(std::size_t count, const std::function<void(std::size_t, int)>& body);
 
-  // fork() copies the pool and none of its threads: who waited for them would wait for ever.
+  // fork() copies the pool and none of its threads: who waited for them, or for a turn that one of them had, would wait
+  // for ever.
   bool forked() const { return ::getpid() != process; }
 
   const int size;
@@ -190,12 +191,12 @@ void ThreadPool::Impl::run(std::size_t count, const std::function<void(std::size
     }
   }
   if (count == 0) return;
-  const std::size_t helpers = std::min(workers.size(), count - 1);
-  if (helpers > 0 && forked()) {
+  if (forked()) {
     throw Error("ThreadPool::run in process " + std::to_string(::getpid()) + " of a pool whose " +
                 std::to_string(size) + " threads are in process " + std::to_string(process) +
                 "; accepted: a pool that was made after fork()");
   }
+  const std::size_t helpers = std::min(workers.size(), count - 1);
   const std::lock_guard<std::mutex> lock(turn);
   const Frame mine{this, t_frame};
   const ScopedFrame scope(&mine);

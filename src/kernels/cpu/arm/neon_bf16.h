@@ -17,9 +17,10 @@ static inline int limbs_of(DType q_dtype) {
 }
 
 // The next limb of four numbers, of which it leaves the rest. Truncation keeps that exact and of the same sign; a NaN
-// or infinity belongs to the first limb alone.
+// or infinity belongs to the first limb alone, and a NaN becomes quiet: the upper half of another may be an infinity.
 static inline uint16x4_t take_limb(float32x4_t& x) {
-  const uint32x4_t bits = vreinterpretq_u32_f32(x);
+  const uint32x4_t quiet = vbicq_u32(vdupq_n_u32(0x00400000u), vceqq_f32(x, x));
+  const uint32x4_t bits = vorrq_u32(vreinterpretq_u32_f32(x), quiet);
   const float32x4_t rest = vsubq_f32(x, vreinterpretq_f32_u32(vandq_u32(bits, vdupq_n_u32(0xFFFF0000u))));
   x = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(rest), vceqq_f32(rest, rest)));
   return vshrn_n_u32(bits, 16);
