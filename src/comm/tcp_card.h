@@ -17,7 +17,8 @@ static_assert(std::endian::native == std::endian::little, "ranks read each other
 // How a card begins in every version, so that ranks of two versions can tell each other.
 struct TcpGreeting {
   static constexpr std::uint32_t kMagic = 0x54726565;  // "Tree"; it was "tree" before there were versions
-  // To be raised with every change of what ranks send each other: cards, headers, notes, and the messages of any call.
+  // To be raised with every change of what ranks send each other: cards, headers, notes, and the messages of any call;
+  // and in tests/fuzz/corpus/card.
   static constexpr std::uint32_t kVersion = 4;
 
   std::uint32_t magic = kMagic;

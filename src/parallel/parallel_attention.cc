@@ -217,9 +217,11 @@ struct ParallelAttention::Impl {
 
   // The GPU of a call whose states travel from GPU to GPU.
   kernels::cuda::RankDevice& device_of(const parallel::KvStore& store) {
-    if (!devices)
-      devices =
-          parallel::link_of(options, store) == DeviceLink::kNccl ? parallel::nccl_reducer() : parallel::peer_reducer();
+    const DeviceLink link = parallel::link_of(options, store);
+    // What the ranks compared may have been another cache, or this one for another link.
+    require(store.device() != nullptr, "link = {} with a cache in the host's memory; accepted: a cache on GPUs",
+            parallel::link_name(link));
+    if (!devices) devices = link == DeviceLink::kNccl ? parallel::nccl_reducer() : parallel::peer_reducer();
     kernels::cuda::RankDevice& device = *store.device();
     if (!gpu) gpu = device.gpu();
     require(*gpu == device.gpu(), "a cache on GPU {}; accepted: {}, as in the first call", device.gpu(), *gpu);
