@@ -191,10 +191,13 @@ TEST(Session, StopsAtTokensStringsContextAndTheFlag) {
 
   // A string that lies over several tokens, which are bytes here.
   ASSERT_GT(text.size(), 20u);
-  std::size_t at = text.size() / 2;
-  while ((static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) ++at;
+  const auto next_character = [&](std::size_t at) {
+    while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) ++at;
+    return at;
+  };
+  const std::size_t at = next_character(text.size() / 2), end = next_character(at + 9);
   GenerateOptions at_string = tokens_of(80);
-  at_string.stop = {"never said at all", text.substr(at, 9)};
+  at_string.stop = {"never said at all", text.substr(at, end - at)};
   std::string before;
   EXPECT_EQ(run(at_string, &before).reason, StopReason::kStopString);
   EXPECT_EQ(before, text.substr(0, text.find(at_string.stop[1])));
