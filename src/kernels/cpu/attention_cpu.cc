@@ -2,8 +2,8 @@
 // Attention on the CPU: cut into units and leaves, spread over the pool, merged in the canonical order.
 //
 // The work is units x leaves. Where there are units enough for the pool (prefill, batches), a task is a unit; where not
-// (decode of one sequence), a task is one leaf of one unit. Either way a leaf's state depends only on its keys, and the
-// leaves of a unit are merged along the same tree, so the bits do not depend on the pool.
+// (decode of one sequence), a task is a few neighbouring leaves of one unit. Either way a leaf's state depends only on
+// its keys, and the leaves of a unit are merged along the same tree, so the bits do not depend on the pool.
 #include <algorithm>
 #include <bit>
 #include <memory>
@@ -20,13 +20,22 @@
 namespace treeattn::kernels {
 namespace {
 
-// Rows that share a KV head and are worked on together: their sums must stay in the nearest caches.
+// Rows that share a KV head and are worked on together: their sums must stay in the nearest caches. A long prompt takes
+// more at a time where the second level holds them, as each block of rows reads and packs all of K and V.
 constexpr std::int64_t kRowsPerHead = 128;
+#if defined(__x86_64__)
+constexpr std::int64_t kMostRowsPerHead = 256;
+#else
+constexpr std::int64_t kMostRowsPerHead = kRowsPerHead;
+#endif
+constexpr std::int64_t kManyBlocks = 8;  // from so many of them on
 constexpr std::int64_t kRowsPerUnit = kMaxRowsPerCall;
 constexpr std::int64_t kRowsOfHeadsApart = 2;  // the same where each head lies by itself (docs/cpu_notes.md)
 constexpr std::int64_t kRowsPerMerge = 4;      // one task of the merge that ends a decode
 // Tasks per thread that make dynamic scheduling even.
 constexpr std::int64_t kTasksPerThread = 4;
+// The same where one sequence is all the work, so that a thread held up by others costs little.
+constexpr int kSubtreesPerThread = 16;
 
 struct Work {
   std::vector<Unit> units;
@@ -64,7 +73,9 @@ std::vector<int> used_leaves(const Problem& problem, const Unit& unit) {
 Work plan_work(const Problem& problem, int threads) {
   Work work;
   const std::int64_t group = problem.group();
-  const std::int64_t queries = std::clamp<std::int64_t>(kRowsPerHead / group, 1, problem.q.queries);
+  const bool many = problem.q.queries * group >= kManyBlocks * kMostRowsPerHead;
+  const std::int64_t queries =
+      std::clamp<std::int64_t>((many ? kMostRowsPerHead : kRowsPerHead) / group, 1, problem.q.queries);
   const std::int64_t head_rows = queries * group;
   // Several heads together where their rows lie side by side: then a token's heads are one sequential read.
   const bool side_by_side = problem.k.head_stride <= problem.k.token_stride;
@@ -161,9 +172,10 @@ class Run {
         work_(plan_work(problem, pool.size())),
         row_floats_(state_floats(problem.v.head_dim)),
         unit_floats_(static_cast<std::size_t>(work_.max_rows) * row_floats_),
-        workers_(static_cast<std::size_t>(pool.size())) {}
+        workers_(static_cast<std::size_t>(pool.size())),
+        stacks_(static_cast<std::size_t>(pool.size())) {}
 
-  void run() { work_.task_per_unit ? unit_by_unit() : leaf_by_leaf(); }
+  void run() { work_.task_per_unit ? unit_by_unit() : subtree_by_subtree(); }
 
  private:
   LeafWorker& worker_of(int thread) {
@@ -172,43 +184,85 @@ class Run {
     return *worker;
   }
 
-  // A task computes all leaves of a unit and merges them as it goes: a stack of log2(branches) + 2 states is enough.
+  // Computes leaves of a node and merges them as it goes. at(depth) is room for states; the result is at(0).
+  template <class At>
+  void fold_leaves_of(LeafWorker& worker, std::span<const int> leaves, std::size_t rows, const At& at) {
+    fold_leaves(
+        leaves, [&](std::size_t i, std::size_t d) { worker.leaf(leaves[i], at(d)); },
+        [&](std::size_t d) { merge::merge_rows(at(d - 1), at(d), rows, row_floats_); });
+  }
+
+  // A thread's room for the states that wait while leaves are merged: log2(leaves) + 2 are enough.
+  float* stack_of(int thread, int levels) {
+    base::Buffer& stack = stacks_[static_cast<std::size_t>(thread)];
+    if (stack.bytes() == 0) stack = base::Buffer(static_cast<std::size_t>(levels + 2) * unit_floats_ * sizeof(float));
+    return stack.as<float>();
+  }
+
+  // A task computes all leaves of a unit.
   void unit_by_unit() {
-    const std::size_t depth = static_cast<std::size_t>(plan::log2_exact(problem_.order.branches)) + 2;
-    std::vector<base::Buffer> stacks(static_cast<std::size_t>(pool_.size()));
+    const int levels = plan::log2_exact(problem_.order.branches);
     pool_.run(work_.units.size(), [&](std::size_t task, int thread) {
-      base::Buffer& buffer = stacks[static_cast<std::size_t>(thread)];
-      if (buffer.bytes() == 0) buffer = base::Buffer(depth * unit_floats_ * sizeof(float));
-      const auto at = [&](std::size_t d) { return buffer.as<float>() + d * unit_floats_; };
+      float* stack = stack_of(thread, levels);
+      const auto at = [&](std::size_t d) { return stack + d * unit_floats_; };
       const Unit& unit = work_.units[task];
       const std::size_t rows = static_cast<std::size_t>(unit.rows(problem_));
       LeafWorker& worker = worker_of(thread);
       worker.begin_unit(unit);
       for_each_node(problem_, used_leaves(problem_, unit), [&](std::size_t n, std::span<const int> leaves) {
-        fold_leaves(
-            leaves, [&](std::size_t i, std::size_t d) { worker.leaf(leaves[i], at(d)); },
-            [&](std::size_t d) { merge::merge_rows(at(d - 1), at(d), rows, row_floats_); });
+        fold_leaves_of(worker, leaves, rows, at);
         store_rows(problem_, unit, n, 0, unit.rows(problem_), leaves.empty() ? nullptr : at(0), states_);
       });
     });
   }
 
-  // A task computes one leaf of a unit; then the rows are merged, a few to a task.
-  void leaf_by_leaf() {
-    const std::size_t slots = static_cast<std::size_t>(work_.leaves);
-    base::Buffer leaf_states(work_.units.size() * slots * unit_floats_ * sizeof(float));
+  // The leaves of a unit that lie below one node of the tree.
+  struct Subtree {
+    std::size_t unit;
+    std::span<const int> leaves;
+  };
+
+  // How many levels a subtree has. Merging leaves while they are in the nearest caches, and keeping few states, wants
+  // large subtrees; threads that end at the same time want many. None reaches beyond a node that is asked for.
+  int subtree_levels(std::size_t leaves) const {
+    int levels = plan::log2_exact(problem_.order.branches);
+    for (const plan::TreeNode& node : problem_.nodes) {
+      levels = std::min(levels, plan::log2_exact(node.last_leaf() - node.first_leaf()));
+    }
+    const std::size_t wanted = static_cast<std::size_t>(kSubtreesPerThread * pool_.size());
+    while (levels > 0 && leaves >> levels < wanted) --levels;
+    return levels;
+  }
+
+  // A task computes a subtree of a unit; then the rows of all subtrees are merged, a few to a task.
+  void subtree_by_subtree() {
     std::vector<std::vector<int>> used;
-    for (const Unit& unit : work_.units) used.push_back(used_leaves(problem_, unit));
-    const auto state_of = [&](std::size_t u, std::size_t slot) {
-      return leaf_states.as<float>() + (u * slots + slot) * unit_floats_;
-    };
-    pool_.run(work_.units.size() * slots, [&](std::size_t task, int thread) {
-      const std::size_t u = task / slots;
-      const std::size_t slot = task % slots;
-      if (slot >= used[u].size()) return;
+    std::size_t all = 0;
+    for (const Unit& unit : work_.units) all += used.emplace_back(used_leaves(problem_, unit)).size();
+    const int levels = subtree_levels(all);
+    std::vector<Subtree> subtrees;
+    std::vector<std::size_t> first_subtree;      // of a unit
+    std::vector<std::vector<int>> first_leaves;  // below the subtrees of a unit
+    for (std::size_t u = 0; u < used.size(); ++u) {
+      first_subtree.push_back(subtrees.size());
+      first_leaves.emplace_back();
+      for (auto begin = used[u].begin(); begin != used[u].end();) {
+        const int node = *begin >> levels;
+        const auto end = std::find_if(begin, used[u].end(), [&](int leaf) { return leaf >> levels != node; });
+        subtrees.push_back({u, {begin, end}});
+        first_leaves.back().push_back(node << levels);
+        begin = end;
+      }
+    }
+    base::Buffer subtree_states(subtrees.size() * unit_floats_ * sizeof(float));
+    const auto state_of = [&](std::size_t subtree) { return subtree_states.as<float>() + subtree * unit_floats_; };
+    pool_.run(subtrees.size(), [&](std::size_t task, int thread) {
+      const Unit& unit = work_.units[subtrees[task].unit];
+      float* stack = stack_of(thread, levels);
       LeafWorker& worker = worker_of(thread);
-      worker.begin_unit(work_.units[u]);
-      worker.leaf(used[u][slot], state_of(u, slot));
+      worker.begin_unit(unit);
+      fold_leaves_of(worker, subtrees[task].leaves, static_cast<std::size_t>(unit.rows(problem_)),
+                     [&](std::size_t d) { return d == 0 ? state_of(task) : stack + d * unit_floats_; });
     });
     const std::size_t parts = static_cast<std::size_t>(base::divide_up(work_.max_rows, kRowsPerMerge));
     pool_.run(work_.units.size() * parts, [&](std::size_t task, int) {
@@ -217,17 +271,17 @@ class Run {
       const std::int64_t last = std::min(first + kRowsPerMerge, work_.units[u].rows(problem_));
       if (first >= last) return;
       const std::size_t rows = static_cast<std::size_t>(last - first);
-      std::size_t slot0 = 0;
-      for_each_node(problem_, used[u], [&](std::size_t n, std::span<const int> leaves) {
+      std::size_t subtree0 = first_subtree[u];
+      for_each_node(problem_, first_leaves[u], [&](std::size_t n, std::span<const int> leaves) {
         std::vector<float*> stack(leaves.size());
         fold_leaves(
             leaves,
             [&](std::size_t i, std::size_t d) {
-              stack[d] = state_of(u, slot0 + i) + static_cast<std::size_t>(first) * row_floats_;
+              stack[d] = state_of(subtree0 + i) + static_cast<std::size_t>(first) * row_floats_;
             },
             [&](std::size_t d) { merge::merge_rows(stack[d - 1], stack[d], rows, row_floats_); });
         store_rows(problem_, work_.units[u], n, first, last, leaves.empty() ? nullptr : stack[0], states_);
-        slot0 += leaves.size();
+        subtree0 += leaves.size();
       });
     });
   }
@@ -240,6 +294,7 @@ class Run {
   const std::size_t row_floats_;
   const std::size_t unit_floats_;
   std::vector<std::unique_ptr<LeafWorker>> workers_;
+  std::vector<base::Buffer> stacks_;  // by thread
 };
 
 }  // namespace
