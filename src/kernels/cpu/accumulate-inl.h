@@ -16,7 +16,7 @@ namespace HWY_NAMESPACE {
 // R rows and 4 tokens: every sum is loaded once and stored once for four multiply-adds. w<row><token>.
 template <int R, class T, class DF>
 HWY_INLINE void accumulate_block(DF df, const float* w, int dim, const T* v0, const T* v1, const T* v2, const T* v3,
-                                 ComingRows coming, float* o) {
+                                 std::ptrdiff_t behind, float* o) {
   const int lanes = static_cast<int>(hn::Lanes(df));
   const int r1 = R > 1 ? 1 : 0, r2 = R > 2 ? 2 : 0, r3 = R > 2 ? 3 : 0;
   const auto weight = [&](int row, int token) HWY_ATTR { return hn::Set(df, w[row * kTileTokens + token]); };
@@ -25,7 +25,7 @@ HWY_INLINE void accumulate_block(DF df, const float* w, int dim, const T* v0, co
   const auto w20 = weight(r2, 0), w21 = weight(r2, 1), w22 = weight(r2, 2), w23 = weight(r2, 3);
   const auto w30 = weight(r3, 0), w31 = weight(r3, 1), w32 = weight(r3, 2), w33 = weight(r3, 3);
   for (int i = 0; i < dim; i += lanes) {
-    fetch_with<T>(df, coming);
+    fetch_with(df, behind, i, v0, v1, v2, v3);
     const auto x0 = load_f32(df, v0 + i), x1 = load_f32(df, v1 + i);
     const auto x2 = load_f32(df, v2 + i), x3 = load_f32(df, v3 + i);
     const auto add = [&](float* to, auto a, auto b, auto c, auto d) HWY_ATTR {
@@ -116,12 +116,12 @@ HWY_INLINE void accumulate_with(DF df, const AccumulateArgs& args) {
       return;
     }
   }
-  DecodeStream stream(args.v, args.tokens, args.ahead, args.heads, dim * static_cast<int>(sizeof(T)));
+  ComingRows coming(args.v, args.tokens, args.ahead, args.heads, dim * static_cast<int>(sizeof(T)));
   int t = 0;
   for (; t + kTokenBlock <= args.tokens; t += kTokenBlock) {
-    stream.begin(t);
+    coming.begin(t);
     for (int h = 0; h < args.heads; ++h) {
-      const ComingRows coming = stream.with_head(h);
+      const std::ptrdiff_t behind = coming.with_head(h);
       const T* v0 = row_as<T>(args.v, t, h);
       const T* v1 = row_as<T>(args.v, t + 1, h);
       const T* v2 = row_as<T>(args.v, t + 2, h);
@@ -131,13 +131,13 @@ HWY_INLINE void accumulate_with(DF df, const AccumulateArgs& args) {
       int r = 0;
       if constexpr (kRegisterRows >= 4) {
         for (; r + 4 <= args.rows; r += 4) {
-          accumulate_block<4>(df, w + r * kTileTokens, dim, v0, v1, v2, v3, coming, o + r * dim);
+          accumulate_block<4>(df, w + r * kTileTokens, dim, v0, v1, v2, v3, behind, o + r * dim);
         }
       }
       for (; r + 2 <= args.rows; r += 2) {
-        accumulate_block<2>(df, w + r * kTileTokens, dim, v0, v1, v2, v3, coming, o + r * dim);
+        accumulate_block<2>(df, w + r * kTileTokens, dim, v0, v1, v2, v3, behind, o + r * dim);
       }
-      if (r < args.rows) accumulate_block<1>(df, w + r * kTileTokens, dim, v0, v1, v2, v3, coming, o + r * dim);
+      if (r < args.rows) accumulate_block<1>(df, w + r * kTileTokens, dim, v0, v1, v2, v3, behind, o + r * dim);
     }
   }
   for (; t < args.tokens; ++t) {

@@ -67,14 +67,14 @@ HWY_INLINE void store_sums4(DF df, V a, V b, V c, V d, float* out) {
 // arrays, hence the names: a<row><token>.
 template <int R, class T, class DF>
 HWY_INLINE void dot_block(DF df, const float* q, int dim, const T* k0, const T* k1, const T* k2, const T* k3,
-                          ComingRows coming, float* logits) {
+                          std::ptrdiff_t behind, float* logits) {
   const int lanes = static_cast<int>(hn::Lanes(df));
   auto a00 = hn::Zero(df), a01 = a00, a02 = a00, a03 = a00;
   auto a10 = a00, a11 = a00, a12 = a00, a13 = a00;
   auto a20 = a00, a21 = a00, a22 = a00, a23 = a00;
   auto a30 = a00, a31 = a00, a32 = a00, a33 = a00;
   for (int i = 0; i < dim; i += lanes) {
-    fetch_with<T>(df, coming);
+    fetch_with(df, behind, i, k0, k1, k2, k3);
     const auto x0 = load_f32(df, k0 + i);
     const auto x1 = load_f32(df, k1 + i);
     const auto x2 = load_f32(df, k2 + i);
@@ -115,13 +115,13 @@ HWY_INLINE void dot_block(DF df, const float* q, int dim, const T* k0, const T* 
 // One row against 4 tokens with two accumulators a token: four chains cannot keep four multiply-add pipes busy.
 template <class T, class DF>
 HWY_INLINE void dot_block_single(DF df, const float* q, int dim, const T* k0, const T* k1, const T* k2, const T* k3,
-                                 ComingRows coming, float* logits) {
+                                 std::ptrdiff_t behind, float* logits) {
   const int lanes = static_cast<int>(hn::Lanes(df));
   auto a0 = hn::Zero(df), a1 = a0, a2 = a0, a3 = a0;
   auto b0 = a0, b1 = a0, b2 = a0, b3 = a0;
   for (int i = 0; i < dim; i += 2 * lanes) {
-    fetch_with<T>(df, coming);
-    fetch_with<T>(df, coming);
+    fetch_with(df, behind, i, k0, k1, k2, k3);
+    fetch_with(df, behind, i + lanes, k0, k1, k2, k3);
     const auto q0 = hn::LoadU(df, q + i);
     const auto q1 = hn::LoadU(df, q + i + lanes);
     a0 = hn::MulAdd(q0, load_f32(df, k0 + i), a0);
@@ -140,11 +140,11 @@ template <class T, class DF>
 HWY_INLINE void dot_with(DF df, const DotArgs& args) {
   const int dim = args.dim;
   const bool paired = dim % (2 * static_cast<int>(hn::Lanes(df))) == 0;
-  DecodeStream stream(args.k, args.tokens, args.ahead, args.heads, dim * static_cast<int>(sizeof(T)));
+  ComingRows coming(args.k, args.tokens, args.ahead, args.heads, dim * static_cast<int>(sizeof(T)));
   for (int t = 0; t < args.tokens; t += kTokenBlock) {
-    stream.begin(t);
+    coming.begin(t);
     for (int h = 0; h < args.heads; ++h) {
-      const ComingRows coming = stream.with_head(h);
+      const std::ptrdiff_t behind = coming.with_head(h);
       const T* k0 = row_as<T>(args.k, t, h);
       const T* k1 = row_as<T>(args.k, t + 1, h);
       const T* k2 = row_as<T>(args.k, t + 2, h);
@@ -154,16 +154,16 @@ HWY_INLINE void dot_with(DF df, const DotArgs& args) {
       int r = 0;
       if constexpr (kRegisterRows >= 4) {
         for (; r + 4 <= args.rows; r += 4) {
-          dot_block<4>(df, q + r * dim, dim, k0, k1, k2, k3, coming, logits + r * kTileTokens);
+          dot_block<4>(df, q + r * dim, dim, k0, k1, k2, k3, behind, logits + r * kTileTokens);
         }
       }
       for (; r + 2 <= args.rows; r += 2) {
-        dot_block<2>(df, q + r * dim, dim, k0, k1, k2, k3, coming, logits + r * kTileTokens);
+        dot_block<2>(df, q + r * dim, dim, k0, k1, k2, k3, behind, logits + r * kTileTokens);
       }
       if (r < args.rows && paired) {
-        dot_block_single(df, q + r * dim, dim, k0, k1, k2, k3, coming, logits + r * kTileTokens);
+        dot_block_single(df, q + r * dim, dim, k0, k1, k2, k3, behind, logits + r * kTileTokens);
       } else if (r < args.rows) {
-        dot_block<1>(df, q + r * dim, dim, k0, k1, k2, k3, coming, logits + r * kTileTokens);
+        dot_block<1>(df, q + r * dim, dim, k0, k1, k2, k3, behind, logits + r * kTileTokens);
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "base/round_up.h"
@@ -34,17 +35,30 @@ class Carver {
 
 int to_int(std::int64_t x) { return static_cast<int>(x); }
 
-// to[head][token] = the scale of a head, `stride` after that of the head before, of a token. Four tokens at a time, as
-// one at a time came to a twelfth of a decode.
+// to[head][token] = the scale of a head, `stride` after that of the head before, of a token. Four tokens at a time, and
+// four heads that lie side by side: one at a time came to a twelfth of a decode.
 void gather_scales(const float* const* from, int tokens, int heads, std::int64_t stride, float* to) {
+  typedef float Four __attribute__((vector_size(16)));
+  const auto load = [](const float* at) {
+    Four v;
+    std::memcpy(&v, at, sizeof(v));
+    return v;
+  };
+  const auto put = [&](int head, int token, Four v) { std::memcpy(to + head * kTileTokens + token, &v, sizeof(v)); };
   int t = 0;
   for (; t + 4 <= tokens; t += 4) {
     const float *a = from[t], *b = from[t + 1], *c = from[t + 2], *d = from[t + 3];
-    for (int h = 0; h < heads; ++h) {
-      const float w = a[h * stride], x = b[h * stride], y = c[h * stride], z = d[h * stride];  // before any store
-      float* out = to + h * kTileTokens + t;
-      out[0] = w, out[1] = x, out[2] = y, out[3] = z;
+    int h = 0;
+    for (; stride == 1 && h + 4 <= heads; h += 4) {
+      const Four w = load(a + h), x = load(b + h), y = load(c + h), z = load(d + h);
+      const Four wx = __builtin_shufflevector(w, x, 0, 4, 1, 5), WX = __builtin_shufflevector(w, x, 2, 6, 3, 7);
+      const Four yz = __builtin_shufflevector(y, z, 0, 4, 1, 5), YZ = __builtin_shufflevector(y, z, 2, 6, 3, 7);
+      put(h, t, __builtin_shufflevector(wx, yz, 0, 1, 4, 5));
+      put(h + 1, t, __builtin_shufflevector(wx, yz, 2, 3, 6, 7));
+      put(h + 2, t, __builtin_shufflevector(WX, YZ, 0, 1, 4, 5));
+      put(h + 3, t, __builtin_shufflevector(WX, YZ, 2, 3, 6, 7));
     }
+    for (; h < heads; ++h) put(h, t, Four{a[h * stride], b[h * stride], c[h * stride], d[h * stride]});
   }
   for (; t < tokens; ++t) {
     for (int h = 0; h < heads; ++h) to[h * kTileTokens + t] = from[t][h * stride];
@@ -52,6 +66,12 @@ void gather_scales(const float* const* from, int tokens, int heads, std::int64_t
 }
 
 const TileOps& ops_of(const CpuTarget& target, DType dtype) { return target.ops[static_cast<int>(dtype)]; }
+
+// A matter of the shape, not of where things lie: the order of a tile's keys is part of the result's bits.
+int streams_of(const TileOps& ops, const KvView& k) {
+  const std::int64_t row_bytes = k.kv_heads * k.head_dim * static_cast<std::int64_t>(dtype_size(k.dtype));
+  return row_bytes < kPageBytes && ops.streams_of_short_rows ? ops.streams_of_short_rows : ops.streams;
+}
 
 // For tiles of this type that many rows share, or for the float32 they become.
 const TileOps& ops_of(const CpuTarget& target, DType dtype, bool many_rows, bool promoted) {
@@ -65,12 +85,16 @@ bool is_hidden(float weight) { return std::bit_cast<std::uint32_t>(weight) == 0;
 
 // A loop of vectors: nothing is left out where a number is found that is not.
 bool all_finite(const float* x, std::int64_t count) {
-  std::uint32_t largest = 0;
-  for (std::int64_t i = 0; i < count; ++i) largest = std::max(largest, std::bit_cast<std::uint32_t>(x[i]) << 1);
-  return largest < std::bit_cast<std::uint32_t>(std::numeric_limits<float>::infinity()) << 1;
+  constexpr std::uint32_t kExponent = std::bit_cast<std::uint32_t>(std::numeric_limits<float>::infinity());
+  std::uint32_t special = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    special |= (std::bit_cast<std::uint32_t>(x[i]) & kExponent) == kExponent ? ~0u : 0u;
+  }
+  return special == 0;
 }
 
-// Where the rows of a chunk's keys lie. Mostly in one page: then a row is a product away, and not a division.
+// Where the rows of a chunk's keys lie, and their scales. Mostly in one page: then a row is a product away, and not a
+// division.
 class RowsOfChunk {
  public:
   RowsOfChunk(const KvView& view, const Unit& unit, const KeyRange& chunk)
@@ -78,11 +102,16 @@ class RowsOfChunk {
         unit_(unit),
         begin_(chunk.begin),
         first_(kv_row(view, unit.batch, chunk.begin, unit.head0)),
+        first_scale_(view.scales ? kv_scale_address(view, unit.batch, chunk.begin, unit.head0) : nullptr),
         stride_(view.token_stride * static_cast<std::int64_t>(dtype_size(view.dtype))),
         one_page_(view.page_tokens == 0 || chunk.begin / view.page_tokens == (chunk.end - 1) / view.page_tokens) {}
 
   const std::byte* operator[](std::int64_t key) const {
     return one_page_ ? first_ + (key - begin_) * stride_ : kv_row(view_, unit_.batch, key, unit_.head0);
+  }
+  const float* scale(std::int64_t key) const {
+    return one_page_ ? first_scale_ + (key - begin_) * view_.scale_token_stride
+                     : kv_scale_address(view_, unit_.batch, key, unit_.head0);
   }
 
  private:
@@ -90,6 +119,7 @@ class RowsOfChunk {
   const Unit& unit_;
   const std::int64_t begin_;
   const std::byte* const first_;
+  const float* const first_scale_;
   const std::int64_t stride_;
   const bool one_page_;
 };
@@ -115,6 +145,10 @@ LeafWorker::LeafWorker(const CpuTarget& target, const Problem& problem, std::int
       promote_v_(many_rows_ && !target.many_rows[static_cast<int>(problem.v.dtype)]),
       k_ops_(ops_of(target, problem.k.dtype, many_rows_, promote_k_)),
       v_ops_(ops_of(target, problem.v.dtype, many_rows_, promote_v_)),
+      may_use_limbs_(target.plain &&
+                     (k_ops_.dot != ops_of(*target.plain, problem.k.dtype, many_rows_, promote_k_).dot ||
+                      v_ops_.accumulate != ops_of(*target.plain, problem.v.dtype, many_rows_, promote_v_).accumulate)),
+      streams_(streams_of(ops_of(target, problem.k.dtype), problem.k)),
       max_heads_(max_heads),
       max_rows_(max_rows) {
   const std::int64_t head_rows = max_rows / max_heads;
@@ -199,7 +233,7 @@ void LeafWorker::leaf(int leaf, float* states) {
     state[1] = l_[r];
     v_ops_.unpack_sums(o_ + r * sum_floats_, to_int(r % rows_), rows_, to_int(v_dim), state + 2);
   }
-  if (target_.plain) redo_without_limbs(leaf, states);
+  if (may_use_limbs_) redo_without_limbs(leaf, states);
 }
 
 // Whether a logit of the head in q_rows_ could lose more than logit_floor by subnormal numbers (docs/exactness.md).
@@ -266,16 +300,15 @@ void LeafWorker::load_tile(const KeyRange& chunk, const KeyRange& keys, Tile& ti
   tile.any_hidden = false;
   const bool whole =
       chunk.end - chunk.begin == problem_.order.chunk_tokens && needs_no_positions(chunk.begin, chunk.end);
-  const int streams = ops_of(target_, problem_.k.dtype).streams;
-  const std::int64_t stream = problem_.order.chunk_tokens / streams;
-  const std::int64_t stream0 = chunk.begin + (keys.begin - chunk.begin) / streams;
+  const std::int64_t stream = problem_.order.chunk_tokens / streams_;
+  const std::int64_t stream0 = chunk.begin + (keys.begin - chunk.begin) / streams_;
   const RowsOfChunk k_rows(problem_.k, unit_, chunk), v_rows(problem_.v, unit_, chunk);
   for (int t = 0; t < tile.tokens; ++t) {
-    const std::int64_t key = whole ? stream0 + t % streams * stream + t / streams : keys.begin + t;
+    const std::int64_t key = whole ? stream0 + t % streams_ * stream + t / streams_ : keys.begin + t;
     tile.k[t] = k_rows[key];
     tile.v[t] = v_rows[key];
-    if (problem_.k.scales) tile.k_scale[t] = kv_scale_address(problem_.k, unit_.batch, key, unit_.head0);
-    if (problem_.v.scales) tile.v_scale[t] = kv_scale_address(problem_.v, unit_.batch, key, unit_.head0);
+    if (problem_.k.scales) tile.k_scale[t] = k_rows.scale(key);
+    if (problem_.v.scales) tile.v_scale[t] = v_rows.scale(key);
   }
   for (int t = tile.tokens; t % kTokenBlock != 0; ++t) {
     tile.k[t] = tile.k[t - 1];

@@ -55,6 +55,8 @@ class LeafWorker {
   const bool promote_k_, promote_v_;  // converted to float32, where the target has nothing of its own
   const TileOps& k_ops_;
   const TileOps& v_ops_;
+  const bool may_use_limbs_;  // these are not the plain target's
+  const int streams_;         // that a chunk is read in
   const std::int64_t max_heads_;
   const std::int64_t max_rows_;
   std::unique_ptr<LeafWorker> plain_;  // for one head; made when a leaf is not finite

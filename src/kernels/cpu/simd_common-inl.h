@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
-#include "kernels/cpu/row_stream.h"
+#include "kernels/cpu/rows_ahead.h"
 #include "kernels/cpu/tile_ops.h"
 #include "merge/exp2_polynomial.h"
 
@@ -108,29 +108,32 @@ HWY_INLINE const T* row_as(const TileRows& tile, int token, int head) {
   return reinterpret_cast<const T*>(tile.rows[token] + head * tile.head_bytes);
 }
 
-// Rows that a decode will want, fetched while it works. On x86, where a core has few reads on their way by itself: with
-// nothing fetched two thirds of what memory gives were read there, and one stream is not slower than four
-// (docs/cpu_notes.md). Elsewhere the processor is left alone.
+// Sequential streams that K and V are read in (TileOps::streams).
+inline constexpr int kStreams = HWY_ARCH_X86 ? 1 : 4;
+inline constexpr int kStreamsOfShortRows = 4;
+
+// Rows that a decode will want, fetched while it works. On x86, where a core has few reads on their way by itself.
+// Elsewhere the processor is left alone.
 #if HWY_ARCH_X86
-inline constexpr int kStreams = 1;
-using DecodeStream =
-    RowStream<FetchDistance{.bytes = 64 << 10, .most_tokens = kTileTokens - kTokenBlock, .locality = 2}>;
-using ComingRows = DecodeStream::Lines;
-// What goes with one vector of elements of T of each row at work.
+using ComingRows = RowsAhead;
+// What goes with one vector of elements of T, the i-th and those after it, of each of the rows at work. Four words, not
+// a loop or a lambda: GCC 12 drops calls of what does nothing but prefetch.
 template <class T, class DF>
-HWY_INLINE void fetch_with(DF df, ComingRows& coming) {
-  coming.fetch<static_cast<int>(hn::MaxLanes(df) * sizeof(T))>();
+HWY_INLINE void fetch_with(DF, std::ptrdiff_t behind, int i, const T* a, const T* b, const T* c, const T* d) {
+  if (i * static_cast<int>(sizeof(T)) % 64 != 0) return;  // lines
+  __builtin_prefetch(reinterpret_cast<const std::byte*>(a + i) + behind, 0, 3);
+  __builtin_prefetch(reinterpret_cast<const std::byte*>(b + i) + behind, 0, 3);
+  __builtin_prefetch(reinterpret_cast<const std::byte*>(c + i) + behind, 0, 3);
+  __builtin_prefetch(reinterpret_cast<const std::byte*>(d + i) + behind, 0, 3);
 }
 #else
-inline constexpr int kStreams = 4;
-struct ComingRows {};
-struct DecodeStream {
-  HWY_INLINE DecodeStream(const TileRows&, int, const Ahead&, int, int) {}
+struct ComingRows {
+  HWY_INLINE ComingRows(const TileRows&, int, const Ahead&, int, int) {}
   HWY_INLINE void begin(int) {}
-  HWY_INLINE ComingRows with_head(int) const { return {}; }
+  HWY_INLINE std::ptrdiff_t with_head(int) const { return 0; }
 };
 template <class T, class DF>
-HWY_INLINE void fetch_with(DF, ComingRows&) {}
+HWY_INLINE void fetch_with(DF, std::ptrdiff_t, int, const T*, const T*, const T*, const T*) {}
 #endif
 
 // The arithmetic of merge/operator-inl.h on vectors.

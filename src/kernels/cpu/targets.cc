@@ -76,6 +76,7 @@ constexpr TileOps ops_for() {
   TileOps ops = {packed_query_bytes, pack_queries, dot<T>, accumulate<T>, sum_floats, unpack_sums,
                  promote<T>,         0x1p-24,      0.0,    0.0,           0.0};
   ops.streams = kStreams;
+  ops.streams_of_short_rows = kStreamsOfShortRows;
   return ops;
 }
 

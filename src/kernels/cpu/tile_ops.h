@@ -24,6 +24,7 @@ namespace treeattn::kernels {
 
 inline constexpr int kTileTokens = 64;
 inline constexpr int kTokenBlock = 4;
+inline constexpr int kPageBytes = 4096;  // what a processor's prefetchers do not reach beyond
 inline constexpr int kMaxHeadDim = static_cast<int>(kMostHeadDim);
 // Rows whose maxima, and whose sums, softmax finds together.
 inline constexpr int kSoftmaxRows = 16;
@@ -40,7 +41,7 @@ struct TileRows {
   std::ptrdiff_t head_bytes = 0;
 };
 
-// The rows of a whole tile that will be wanted when those at work are done, to be fetched into the second level
+// The rows of a whole tile that will be wanted when those at work are done, to be fetched into a nearer cache
 // meanwhile. A processor's own prefetchers stop at the end of a page and pause with the loads; memory that is asked for
 // at an even rate, in whatever a core does, is never idle (docs/cpu_notes.md).
 struct Ahead {
@@ -119,10 +120,13 @@ struct TileOps {
   double logit_floor = 0;
   double product_floor = 0;      // error of a weight times a value, whatever its size, relative to the largest weight
   double additions_per_key = 1;  // of accumulate, to a sum
-  // Sequential streams, 1, 2 or 4, that keys of this type, and their values, are read in, chunk by chunk. Where nothing
-  // is fetched ahead four are a fifth faster than one on Neoverse V1; with that, one is 3 % faster than four in the
-  // 16-bit types. On Neoverse N1 four are a third slower, and not better on a Xeon.
+  // Sequential streams, 1, 2 or 4, that keys of this type, and their values, are read in, chunk by chunk. On Neoverse
+  // V1 four are a fifth faster than one where nothing is fetched ahead, and with that, one is 3 % faster in the 16-bit
+  // types. On Neoverse N1 four are a third slower.
   int streams = 4;
+  // The same where a token's keys of all heads take less than kPageBytes; 0: no other. On Xeons neighbours that share a
+  // page are read at two thirds of the rate.
+  int streams_of_short_rows = 0;
   // Runs the products of dot and accumulate at full rate, limbs and all; returns the flops of attention done. Null
   // where they are float32 multiply-adds.
   double (*product_burst)(long iterations) = nullptr;

@@ -5,7 +5,7 @@
 // code that must run without them. For the same reason no header of the standard library's containers may come in here.
 #pragma once
 
-#include "kernels/cpu/row_stream.h"
+#include "kernels/cpu/arm/row_stream.h"
 #include "kernels/cpu/tile_ops.h"
 #include "kernels/cpu/unroll.h"
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/cpu/arm/neon_vectors.h"
-#include "kernels/cpu/row_stream.h"
+#include "kernels/cpu/arm/row_stream.h"
 
 namespace treeattn::kernels::neon {
 
