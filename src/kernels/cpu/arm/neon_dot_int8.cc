@@ -18,7 +18,6 @@
 namespace treeattn::kernels {
 namespace {
 
-using neon::FixedPoint;
 using neon::fresh_zero;
 using neon::load16;
 using neon::PackedHeader;

@@ -14,7 +14,6 @@ namespace treeattn::kernels {
 namespace {
 
 using neon::ComingLines;
-using neon::FixedPoint;
 using neon::kTokens;
 using neon::load16;
 using neon::PackedHeader;

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels for int8 K and V by SMMLA and by SDOT have in common. Both multiply bytes by bytes, so the other
-// factor is cut into two byte limbs, low + 256 high, of a fixed-point number:
-//   - a query row, relative to its largest element (16 bits: kQueryError);
-//   - the weights of a tile, relative to the largest of the row (16 bits: kWeightFloor).
-// The sums over a tile are exact integers, so both kernels have the same bits. Static, for the reason in neon_loops.h.
+// What the kernels for int8 K and V by SMMLA and by SDOT have in common. Both multiply bytes by bytes, so the
+// fixed-point numbers (fixed_point.h) are cut into two byte limbs, low + 256 high. The sums over a tile are exact
+// integers, so both kernels have the same bits. Static, for the reason in neon_loops.h.
 #pragma once
 
 #include <arm_neon.h>
@@ -11,13 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/fixed_point.h"
 #include "kernels/cpu/tile_ops.h"
 
 namespace treeattn::kernels::neon {
-
-inline constexpr double kQueryError = 0x1p-15;
-inline constexpr double kWeightFloor = 0x1p-15;
-inline constexpr float kMostSteps = 127 * 256;  // the largest fixed-point number
 
 // Packed queries of a head: rows, then the unit of each row's fixed point, then for every row and every B dims the
 // block {B low limbs; B high limbs}, the last one filled with zeros.
@@ -56,22 +51,12 @@ static inline void pack_queries(const float* q, DType, int rows, int dim, void* 
   for (int r = 0; r < rows; ++r) {
     std::int8_t* limbs = const_cast<std::int8_t*>(row_limbs<B>(header, r, dim));
     __builtin_memset(limbs, 0, static_cast<std::size_t>(limb_bytes<B>(dim)));
-    double largest = 0.0;
-    for (int d = 0; d < dim; ++d) {
-      const double x = __builtin_fabs(static_cast<double>(q[r * dim + d]));
-      largest = x > largest || x != x ? x : largest;
-    }
-    // NaN or infinite: the unit says so, and the leaf is computed again without limbs.
-    units[r] = static_cast<float>(largest / double{kMostSteps});
-    const bool usable = largest > 0.0 && largest < 1e300;
-    for (int d = 0; d < dim && usable; ++d) {
-      const double x = static_cast<double>(q[r * dim + d]);
-      const int steps = static_cast<int>(__builtin_rint(x / largest * double{kMostSteps}));
+    units[r] = fix_query(q + r * dim, dim, [&](int d, int steps) {
       const int low = ((steps + 128) & 255) - 128;
       std::int8_t* block = limbs + d / B * 2 * B + d % B;
       block[0] = static_cast<std::int8_t>(low);
       block[B] = static_cast<std::int8_t>((steps - low) / 256);
-    }
+    });
   }
 }
 
@@ -80,8 +65,8 @@ template <int B>
 static inline void use_limbs(TileOps& ops) {
   ops.packed_query_bytes = packed_query_bytes;
   ops.pack_queries = pack_queries<B>;
-  ops.query_error = kQueryError;
-  ops.weight_floor = kWeightFloor;
+  ops.query_error = kFixedQueryError;
+  ops.weight_floor = kFixedWeightFloor;
 }
 
 static inline int8x16_t load16(const std::byte* p) { return vld1q_s8(reinterpret_cast<const std::int8_t*>(p)); }
@@ -90,13 +75,6 @@ static inline int8x16_t load16(const std::byte* p) { return vld1q_s8(reinterpret
 static inline float32x4_t joined(int32x4_t high, int32x4_t low) {
   return vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high, 8), low));
 }
-
-// What brings a row's weights to 16 bits, and back. Two steps up where the weights are too small for one.
-struct FixedPoint {
-  float first;  // weight * first * second is at most kMostSteps in size
-  float second;
-  float unit;  // one step is worth this
-};
 
 static inline FixedPoint fixed_point_of(const float* weights, int tokens) {
   float32x4_t most = vdupq_n_f32(0.0f), more[3] = {most, most, most};  // chains side by side
@@ -109,10 +87,7 @@ static inline FixedPoint fixed_point_of(const float* weights, int tokens) {
   most = vmaxq_f32(vmaxq_f32(most, more[0]), vmaxq_f32(more[1], more[2]));
   for (; t + 4 <= tokens; t += 4) most = vmaxq_f32(most, size(t));
   for (; t < tokens; ++t) most = vmaxq_f32(most, vdupq_n_f32(__builtin_fabsf(weights[t])));
-  const float largest = vmaxvq_f32(most);
-  if (largest == 0.0f) return {0.0f, 0.0f, 0.0f};
-  const float first = largest < 0x1p-60f ? 0x1p80f : 1.0f;
-  return {first, kMostSteps / (largest * first), largest / kMostSteps};
+  return fixed_point_up_to(vmaxvq_f32(most));
 }
 
 // Weights of 8 tokens in steps. Adding 1.5 * 2^23 leaves the integer nearest to a number, even if there are two, in
