@@ -74,6 +74,9 @@ void multiply_panels(const LinearArgs& args, std::int64_t begin, std::int64_t en
     const std::byte* w = weight_row(args, first);
     const auto add_run = [&]<int I>(std::int64_t run) __attribute__((always_inline)) {
       tiles.load<kX + I>(args.x + run * kRunBytes, 4);
+      const std::byte* ahead = w + avx512::bytes_ahead(run * kRunBytes, stride);
+      TREEATTN_UNROLL
+      for (int n = 0; n < kPanelRows; ++n) _mm_prefetch(ahead + n * stride, _MM_HINT_T0);
       tiles.load<kWeights + I>(w + run * kRunBytes, stride);
       tiles.add_bfloat16_products<kSum, kWeights + I, kX + I>();
     };

@@ -112,9 +112,11 @@ static inline void multiply_int8_row(const LinearArgs& args) {
       const std::int64_t end = linear_loops::smaller(begin + 16, groups);
       for (std::int64_t g = begin; g < end; g += 2) {
         const __m512i of_x = _mm512_load_si512(x.values + g * kGroup);
+        const std::int64_t ahead = bytes_ahead(g * kGroup, args.cols);
         __m512i v[kPanelRows];
         TREEATTN_UNROLL
         for (int n = 0; n < kPanelRows; ++n) {
+          _mm_prefetch(panel.row[n] + ahead, _MM_HINT_T0);
           const __m512i weights = load_bytes(panel.row[n] + g * kGroup, args.cols - g * kGroup);
           v[n] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), made_unsigned(weights), of_x);
         }

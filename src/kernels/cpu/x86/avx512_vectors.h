@@ -23,6 +23,13 @@ static inline __m512i load_bytes(const void* from, std::int64_t bytes) {
   return _mm512_maskz_loadu_epi8(first_bytes(bytes), from);
 }
 
+// For one row of x, which meets 16 rows of weights side by side: where in a row lies what has to be fetched while its
+// bytes from `at` on are multiplied. Behind the end of a row it is in the row 16 below.
+static inline std::int64_t bytes_ahead(std::int64_t at, std::int64_t row_bytes) {
+  constexpr std::int64_t kBytes = 512, kRows = 16;
+  return at + kBytes < row_bytes ? at + kBytes : at + kBytes + (kRows - 1) * row_bytes;
+}
+
 // `count` floats as bfloat16, rounded to nearest even, zeros up to 32. Subnormal numbers become zero.
 static inline __m512i to_bfloat16(const float* from, std::int64_t count) {
   const __m512 low = _mm512_maskz_loadu_ps(first_lanes(count), from);
