@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows on their way from memory on x86-64, for kernels that take kTokenBlock tokens at a time with all heads of those:
-// fetched into the first level, row by row as they will be read. What made the difference (docs/cpu_notes.md): the
-// tokens of a block are of four streams, so that no two rows at work share a page; what is fetched is as near as memory
-// allows; and it is in the order of the reads, head by head. Inlined by force, for the reasons in unroll.h.
+// fetched into the first level, row by row as they will be read. What made the difference (docs/cpu_notes.md): no two
+// rows at work share a page (TileOps::streams_of_short_rows); what is fetched is as near as memory allows; and it is in
+// the order of the reads, head by head. Inlined by force, for the reasons in unroll.h.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,8 @@ class RowsAhead {
         tokens_(tokens),
         heads_(heads) {
     constexpr int kMostBlocks = kTileTokens / kTokenBlock - 2;
-    const int asked = kBytes / (kTokenBlock * row_bytes),
-              lead = asked < 1 ? 1 : asked;  // times a block's rows of a head
+    const int asked = kBytes / (kTokenBlock * row_bytes);
+    const int lead = asked < 1 ? 1 : asked;  // times a block's rows of one head
     blocks_ = lead / heads < kMostBlocks ? lead / heads : kMostBlocks;
     same_block_ = heads - lead % heads;
   }
