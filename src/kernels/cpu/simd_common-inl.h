@@ -110,7 +110,7 @@ HWY_INLINE const T* row_as(const TileRows& tile, int token, int head) {
 
 // Sequential streams that K and V are read in (TileOps::streams).
 inline constexpr int kStreams = HWY_ARCH_X86 ? 1 : 4;
-inline constexpr int kStreamsOfShortRows = 4;
+inline constexpr int kStreamsOfShortRows = HWY_ARCH_X86 ? 4 : 0;
 
 // Rows that a decode will want, fetched while it works. On x86, where a core has few reads on their way by itself.
 // Elsewhere the processor is left alone.
