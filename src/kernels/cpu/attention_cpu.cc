@@ -242,7 +242,7 @@ class Run {
     const int levels = subtree_levels(all);
     std::vector<Subtree> subtrees;
     std::vector<std::size_t> first_subtree;      // of a unit
-    std::vector<std::vector<int>> first_leaves;  // below the subtrees of a unit
+    std::vector<std::vector<int>> first_leaves;  // of the subtrees of a unit, which stand for them in the tree
     for (std::size_t u = 0; u < used.size(); ++u) {
       first_subtree.push_back(subtrees.size());
       first_leaves.emplace_back();
@@ -250,7 +250,7 @@ class Run {
         const int node = *begin >> levels;
         const auto end = std::find_if(begin, used[u].end(), [&](int leaf) { return leaf >> levels != node; });
         subtrees.push_back({u, {begin, end}});
-        first_leaves.back().push_back(node << levels);
+        first_leaves.back().push_back(*begin);
         begin = end;
       }
     }

@@ -202,8 +202,9 @@ void accumulate(const AccumulateArgs& args) {
   const int dim = args.dim, rows = args.rows, all = args.heads * rows, stride = sum_floats(dim);
   alignas(64) std::int16_t steps[kMaxRowsPerCall * kTileTokens];
   FixedPoint fixed[kMaxRowsPerCall];
-  for (int i = 0; i < all; ++i)
+  for (int i = 0; i < all; ++i) {
     fixed[i] = fix_weights(args.weights + i * kTileTokens, args.tokens, steps + i * kTileTokens);
+  }
   RowsAhead ahead(args.v, args.tokens, args.ahead, args.heads, dim);
   for (int t = 0; t < args.tokens; t += kTokenBlock) {
     ahead.begin(t);
