@@ -31,8 +31,10 @@ void use_neon_linear_int8(ModelKernels& kernels);
 // For linear maps where has_neon_dot() is all there is: FMLA, and SDOT.
 void use_neon_dot_linear_floats(ModelKernels& kernels);
 void use_neon_dot_linear_int8(ModelKernels& kernels);
-// int8 K and V in an AVX-512 table by VPDPWSSD, if has_avx512_vnni().
+// int8 K and V in an AVX-512 table by VPDPBUSD and VPDPWSSD, if has_avx512_vnni(): as it is fastest on processors with
+// nothing newer, and on those with AMX.
 void use_avx512_int8(CpuTarget& target);
+void use_amx_int8(CpuTarget& target);
 // For the linear maps of an AVX-512 table: VPDPBUSD, if has_avx512_vnni(); VDPBF16PS, if has_avx512_bf16(); tiles, if
 // has_amx(). They do nothing where the library was not built for x86-64.
 void use_avx512_linear_int8(ModelKernels& kernels);
