@@ -142,7 +142,7 @@ void LeafWorker::begin_unit(const Unit& unit) {
         slopes_[h * rows_ + r] = problem_.alibi_slopes[static_cast<std::size_t>(head)] * merge::kLog2E;
       }
     }
-    without_limbs_[static_cast<std::size_t>(h)] = k_ops_.logit_floor > 0 && loses_subnormals();
+    without_limbs_[static_cast<std::size_t>(h)] = may_use_limbs_ && k_ops_.logit_floor > 0 && loses_subnormals();
     k_ops_.pack_queries(q_rows_, problem_.q.dtype, rows_, to_int(dim),
                         q_packed_ + static_cast<std::size_t>(h) * packed_query_bytes_);
   }
@@ -177,13 +177,16 @@ void LeafWorker::leaf(int leaf, float* states) {
 
 // Whether a logit of the head in q_rows_ could lose more than logit_floor by subnormal numbers (docs/exactness.md).
 bool LeafWorker::loses_subnormals() const {
-  float largest = 1.0f;
+  // A loop of vectors: bits of magnitudes are in their order. A NaN, larger than all, is the plain target's as well.
+  constexpr auto kLeast = std::bit_cast<std::uint32_t>(kLeastWithLimbs);
+  std::uint32_t largest = std::bit_cast<std::uint32_t>(1.0f), small = 0;
   for (std::int64_t i = 0; i < rows_ * problem_.q.head_dim; ++i) {
-    const float size = std::fabs(q_rows_[i]);
-    if (size < kLeastWithLimbs && size > 0) return true;
+    const std::uint32_t size = std::bit_cast<std::uint32_t>(q_rows_[i]) & 0x7fffffffu;
+    small |= std::uint32_t{size - 1 < kLeast - 1};  // 0 is not: it wraps round
     largest = std::max(largest, size);
   }
-  return largest > kMostWithLimbs / std::max(1e-30f, std::fabs(problem_.scale));
+  const float most = kMostWithLimbs / std::max(1e-30f, std::fabs(problem_.scale));
+  return small != 0 || !(std::bit_cast<float>(largest) <= most);
 }
 
 // Head by head: the bits of one must not depend on what is in those it was grouped with.
