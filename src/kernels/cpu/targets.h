@@ -35,6 +35,8 @@ void use_neon_dot_linear_int8(ModelKernels& kernels);
 // nothing newer, and on those with AMX.
 void use_avx512_int8(CpuTarget& target);
 void use_amx_int8(CpuTarget& target);
+// bfloat16 K and V that many rows share by tiles, if has_amx().
+void use_amx_bf16_prefill(CpuTarget& target);
 // For the linear maps of an AVX-512 table: VPDPBUSD, if has_avx512_vnni(); VDPBF16PS, if has_avx512_bf16(); tiles, if
 // has_amx(). They do nothing where the library was not built for x86-64.
 void use_avx512_linear_int8(ModelKernels& kernels);

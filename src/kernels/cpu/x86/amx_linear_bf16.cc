@@ -116,20 +116,7 @@ void multiply_block(amx::Tiles& tiles, const std::byte* w, const std::byte* x, s
     if constexpr (J == 2) tiles.load<2>(sums + kSums, kRunBytes);
     if constexpr (J == 2 && P == 2) tiles.load<3>(sums + kSums + kTile, kRunBytes);
   }
-  for (std::int64_t i = 0; i < count; ++i, w += kTileBytes, x += kTileBytes) {
-    tiles.load<kX>(x, kRunBytes);
-    tiles.load<kWeights>(w, kRunBytes);
-    tiles.add_bfloat16_products<0, kWeights, kX>();
-    if constexpr (P == 2) {
-      tiles.load<kX + 1>(x + x_bytes, kRunBytes);
-      tiles.add_bfloat16_products<1, kWeights, kX + 1>();
-    }
-    if constexpr (J == 2) {
-      tiles.load<kWeights + 1>(w + kDepth * kTileBytes, kRunBytes);
-      tiles.add_bfloat16_products<2, kWeights + 1, kX>();
-    }
-    if constexpr (J == 2 && P == 2) tiles.add_bfloat16_products<3, kWeights + 1, kX + 1>();
-  }
+  amx::add_bfloat16_products<J, P>(tiles, w, kDepth * kTileBytes, x, x_bytes, count);
   tiles.store<0>(sums, kRunBytes);
   if constexpr (P == 2) tiles.store<1>(sums + kTile, kRunBytes);
   if constexpr (J == 2) tiles.store<2>(sums + kSums, kRunBytes);
@@ -190,9 +177,7 @@ void multiply(const LinearArgs& args) {
   if (args.rows == 1) return multiply_single(args);
   const bool last_alone = args.rows % kTileRows == 1;
   {
-    amx::TileShapes shapes;
-    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, amx::kRows, kRunBytes);
-    amx::Tiles tiles(shapes);
+    amx::Tiles tiles(amx::TileShapes::whole());
     for (std::int64_t n = args.begin; n < args.end; n += kLinearBlock) {
       multiply_tiles(tiles, args, args.rows - last_alone, n);
     }

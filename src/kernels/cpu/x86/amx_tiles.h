@@ -3,27 +3,14 @@
 // instructions are written out, as compilers' intrinsics do not say that they read and write memory.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include "kernels/cpu/x86/tile_shapes.h"
+#ifdef TREEATTN_SOFTWARE_TILES
+#include "kernels/cpu/x86/software_tiles.h"
+#endif
 
 namespace treeattn::kernels::amx {
 
-inline constexpr int kRows = 16;
-
-// What LDTILECFG reads.
-struct alignas(64) TileShapes {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-
-  void set(int tile, std::int64_t count, std::int64_t bytes) {
-    rows[tile] = static_cast<std::uint8_t>(count);
-    row_bytes[tile] = static_cast<std::uint16_t>(bytes);
-  }
-};
-
+#ifndef TREEATTN_SOFTWARE_TILES
 // The registers in use while it lives; given back at the end, as the system must save them otherwise.
 class Tiles {
  public:
@@ -55,5 +42,28 @@ class Tiles {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
   }
 };
+#endif
+
+// The sums of A registers of rows by B of columns, 1 or 2 of each, which are numbers 0 to 3, += products. Factors are
+// whole tiles, those of each step behind those of the last; the second row's and column's begin so many bytes behind
+// the first's.
+template <int A, int B>
+static inline void add_bfloat16_products(Tiles& tiles, const std::byte* rows, std::int64_t to_second_row,
+                                         const std::byte* columns, std::int64_t to_second_column, std::int64_t steps) {
+  for (std::int64_t i = 0; i < steps; ++i, rows += kTileBytes, columns += kTileBytes) {
+    tiles.load<6>(columns, kRowBytes);
+    tiles.load<4>(rows, kRowBytes);
+    tiles.add_bfloat16_products<0, 4, 6>();
+    if constexpr (B == 2) {
+      tiles.load<7>(columns + to_second_column, kRowBytes);
+      tiles.add_bfloat16_products<1, 4, 7>();
+    }
+    if constexpr (A == 2) {
+      tiles.load<5>(rows + to_second_row, kRowBytes);
+      tiles.add_bfloat16_products<2, 5, 6>();
+    }
+    if constexpr (A == 2 && B == 2) tiles.add_bfloat16_products<3, 5, 7>();
+  }
+}
 
 }  // namespace treeattn::kernels::amx

@@ -6,6 +6,9 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/linear_loops.h"
+#ifdef TREEATTN_SOFTWARE_TILES
+#include "kernels/cpu/x86/software_tiles.h"
+#endif
 
 namespace treeattn::kernels::avx512 {
 
@@ -30,11 +33,18 @@ static inline std::int64_t bytes_ahead(std::int64_t at, std::int64_t row_bytes) 
   return at + kBytes < row_bytes ? at + kBytes : at + kBytes + (kRows - 1) * row_bytes;
 }
 
-// `count` floats as bfloat16, rounded to nearest even, zeros up to 32. Subnormal numbers become zero.
+// 32 floats, or `count` and zeros, as bfloat16, rounded to nearest even. Subnormal numbers become zero.
+static inline __m512i to_bfloat16(__m512 low, __m512 high) {
+#ifdef TREEATTN_SOFTWARE_TILES
+  return _mm512_inserti64x4(_mm512_castsi256_si512(amx::to_bfloat16(low)), amx::to_bfloat16(high), 1);
+#else
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+#endif
+}
 static inline __m512i to_bfloat16(const float* from, std::int64_t count) {
   const __m512 low = _mm512_maskz_loadu_ps(first_lanes(count), from);
   const __m512 high = count > 16 ? _mm512_maskz_loadu_ps(first_lanes(count - 16), from + 16) : _mm512_setzero_ps();
-  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+  return to_bfloat16(low, high);
 }
 
 // As integers, magnitudes are in the order of the numbers, and NaN is the largest.

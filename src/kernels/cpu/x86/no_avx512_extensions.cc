@@ -6,6 +6,7 @@ namespace treeattn::kernels {
 
 void use_avx512_int8(CpuTarget&) {}
 void use_amx_int8(CpuTarget&) {}
+void use_amx_bf16_prefill(CpuTarget&) {}
 void use_avx512_linear_int8(ModelKernels&) {}
 void use_avx512_linear_bf16(ModelKernels&) {}
 void use_amx_linear_int8(ModelKernels&) {}
