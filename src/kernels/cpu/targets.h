@@ -32,7 +32,7 @@ void use_neon_linear_int8(ModelKernels& kernels);
 void use_neon_dot_linear_floats(ModelKernels& kernels);
 void use_neon_dot_linear_int8(ModelKernels& kernels);
 // int8 K and V in an AVX-512 table by VPDPBUSD and VPDPWSSD, if has_avx512_vnni(): as it is fastest on processors with
-// nothing newer, and on those with AMX.
+// nothing newer, and on those with AMX (so without a measurement on those with BF16 alone).
 void use_avx512_int8(CpuTarget& target);
 void use_amx_int8(CpuTarget& target);
 // bfloat16 K and V that many rows share by tiles, if has_amx().
