@@ -57,9 +57,6 @@ bool has_avx512() {
 }
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
-#ifdef TREEATTN_SOFTWARE_TILES
-bool has_amx() { return has_avx512_vnni(); }
-#else
 bool has_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kTile = 1u << 24, kBf16 = 1u << 22, kInt8 = 1u << 25, kAll = kTile | kBf16 | kInt8;
@@ -69,7 +66,6 @@ bool has_amx() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM; older headers lack the name
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
-#endif
 bool has_neon() { return false; }
 bool has_sve() { return false; }
 bool has_sve_256() { return false; }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/dispatch.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <type_traits>
@@ -51,15 +50,19 @@ std::vector<const CpuTarget*> improved_targets(const CpuTarget& plain) {
                            use_neon_dot_linear_int8>(plain, "NEON_DOT", has_neon_dot)};
   }
   if (name == "AVX512") {
-    all = {improved_target<use_amx_int8, use_amx_bf16_prefill, use_amx_linear_bf16, use_amx_linear_int8>(plain, "AMX",
-                                                                                                         has_amx),
-           improved_target<use_amx_int8, use_avx512_linear_bf16, use_avx512_linear_int8>(plain, "AVX512_BF16",
+    const auto amx = [&](bool (*supported)()) {
+      return improved_target<use_amx_int8, use_amx_bf16_prefill, use_amx_linear_bf16, use_amx_linear_int8>(plain, "AMX",
+                                                                                                           supported);
+    };
+    all = {improved_target<use_amx_int8, use_avx512_linear_bf16, use_avx512_linear_int8>(plain, "AVX512_BF16",
                                                                                          has_avx512_bf16),
            improved_target<use_avx512_int8, use_avx512_linear_int8>(plain, "AVX512_VNNI", has_avx512_vnni)};
-  }
 #ifdef TREEATTN_SOFTWARE_TILES
-  if (name == "AVX512") std::rotate(all.begin(), all.begin() + 1, all.end());  // slow: only who asks for it has AMX
+    all.push_back(amx(has_avx512_vnni));  // slow: only who asks for it
+#else
+    all.insert(all.begin(), amx(has_amx));
 #endif
+  }
   std::erase_if(all, [](const CpuTarget* target) { return !target->supported(); });
   return all;
 }

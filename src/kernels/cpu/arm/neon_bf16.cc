@@ -50,7 +50,7 @@ void pack_narrow(const float* q, int rows, int dim, std::uint16_t* out) {
 // Limb row i belongs to query row i / limbs.
 void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed) {
   PackedHeader* header = static_cast<PackedHeader*>(packed);
-  header->limbs = neon::limbs_of(q_dtype);
+  header->limbs = bfloat16_limbs_of(q_dtype);
   header->pairs = (rows * header->limbs + 1) / 2;
   std::uint16_t* out = reinterpret_cast<std::uint16_t*>(header + 1);
   if (header->limbs == 1) return pack_narrow(q, rows, dim, out);

@@ -7,14 +7,9 @@
 #include <cstdint>
 
 #include "kernels/cpu/arm/neon_vectors.h"
-#include "treeattn/dtype.h"
+#include "kernels/cpu/bfloat16_limbs.h"
 
 namespace treeattn::kernels::neon {
-
-// A query row that was float16 or float32 needs 2 or 3 bfloat16 limbs for their sum to be exact.
-static inline int limbs_of(DType q_dtype) {
-  return q_dtype == DType::kBFloat16 ? 1 : q_dtype == DType::kFloat16 ? 2 : 3;
-}
 
 // The next limb of four numbers, of which it leaves the rest. Truncation keeps that exact and of the same sign; a NaN
 // or infinity belongs to the first limb alone, and a NaN becomes quiet: the upper half of another may be an infinity.

@@ -58,7 +58,7 @@ void pack_rows(const float* q, int rows, int dim, Words* out) {
 
 void pack_queries(const float* q, DType q_dtype, int rows, int dim, void* packed) {
   PackedHeader* header = static_cast<PackedHeader*>(packed);
-  header->limbs = neon::limbs_of(q_dtype);
+  header->limbs = bfloat16_limbs_of(q_dtype);
   const auto pack = header->limbs == 1 ? pack_rows<1> : header->limbs == 2 ? pack_rows<2> : pack_rows<3>;
   pack(q, rows, dim, reinterpret_cast<Words*>(header + 1));
 }

@@ -12,16 +12,16 @@
 namespace treeattn::kernels {
 namespace {
 
+using amx::kTileBytes;  // of a run of 16 rows
 using linear_loops::smaller;
 
 constexpr int kTileRows = amx::kRows;   // of x
 constexpr int kPanelRows = amx::kRows;  // of weights
 constexpr int kPanels = kLinearBlock / kPanelRows;
 constexpr std::int64_t kRun = 32;
-constexpr std::int64_t kRunBytes = 64;                       // of a row
-constexpr std::int64_t kTileBytes = kRunBytes * amx::kRows;  // of a run of 16 rows
-constexpr std::int64_t kDepth = 16;                          // runs that are worked on before the next are packed
-constexpr std::int64_t kSums = amx::kRows * amx::kRows;      // of one tile of x and one panel
+constexpr std::int64_t kRunBytes = amx::kRowBytes;       // of a row
+constexpr std::int64_t kDepth = 16;                      // runs that are worked on before the next are packed
+constexpr std::int64_t kSums = amx::kRows * amx::kRows;  // of one tile of x and one panel
 
 // Registers. Sums are [panel][tile of x].
 constexpr int kSum = 0, kWeights = 4, kX = 6;
@@ -107,20 +107,11 @@ void multiply_single(const LinearArgs& args) {
 template <int J, int P>
 void multiply_block(amx::Tiles& tiles, const std::byte* w, const std::byte* x, std::int64_t x_bytes, std::int64_t count,
                     float* sums, bool fresh) {
-  constexpr std::int64_t kTile = kPanels * kSums;
-  if (fresh) {
-    tiles.zero<0>(), tiles.zero<1>(), tiles.zero<2>(), tiles.zero<3>();
-  } else {
-    tiles.load<0>(sums, kRunBytes);
-    if constexpr (P == 2) tiles.load<1>(sums + kTile, kRunBytes);
-    if constexpr (J == 2) tiles.load<2>(sums + kSums, kRunBytes);
-    if constexpr (J == 2 && P == 2) tiles.load<3>(sums + kSums + kTile, kRunBytes);
-  }
+  const auto at = [&](int panel, int tile) { return sums + (tile * kPanels + panel) * kSums; };
+  amx::for_each_sum<J, P>(
+      [&]<int I>(int panel, int tile) { fresh ? tiles.zero<I>() : tiles.load<I>(at(panel, tile), kRunBytes); });
   amx::add_bfloat16_products<J, P>(tiles, w, kDepth * kTileBytes, x, x_bytes, count);
-  tiles.store<0>(sums, kRunBytes);
-  if constexpr (P == 2) tiles.store<1>(sums + kTile, kRunBytes);
-  if constexpr (J == 2) tiles.store<2>(sums + kSums, kRunBytes);
-  if constexpr (J == 2 && P == 2) tiles.store<3>(sums + kSums + kTile, kRunBytes);
+  amx::for_each_sum<J, P>([&]<int I>(int panel, int tile) { tiles.store<I>(at(panel, tile), kRunBytes); });
 }
 
 // The sums of one tile and one panel to where they belong.

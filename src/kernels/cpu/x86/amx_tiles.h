@@ -44,9 +44,17 @@ class Tiles {
 };
 #endif
 
-// The sums of A registers of rows by B of columns, 1 or 2 of each, which are numbers 0 to 3, += products. Factors are
-// whole tiles, those of each step behind those of the last; the second row's and column's begin so many bytes behind
-// the first's.
+// body.template operator()<register>(row, column) for the sums of A registers of rows by B of columns, 1 or 2 of each.
+template <int A, int B, class Body>
+static inline void for_each_sum(const Body& body) {
+  body.template operator()<0>(0, 0);
+  if constexpr (B == 2) body.template operator()<1>(0, 1);
+  if constexpr (A == 2) body.template operator()<2>(1, 0);
+  if constexpr (A == 2 && B == 2) body.template operator()<3>(1, 1);
+}
+
+// These sums += products. Factors are whole tiles, those of each step behind those of the last; the second row's and
+// column's begin so many bytes behind the first's.
 template <int A, int B>
 static inline void add_bfloat16_products(Tiles& tiles, const std::byte* rows, std::int64_t to_second_row,
                                          const std::byte* columns, std::int64_t to_second_column, std::int64_t steps) {
