@@ -27,8 +27,8 @@ namespace packed {
 using DF = hn::ScalableTag<float>;
 using Vec = hn::Vec<DF>;
 
-// Rows by vectors of sums, as many as fit beside the factors: 16 + 5 of 32 registers, or 12 + 3 of 16.
-inline constexpr int kRows = HWY_TARGET == HWY_AVX2 ? 6 : 4;
+// Rows by vectors of sums, as many as fit beside the factors: 24 + 5 of 32 registers, or 12 + 3 of 16.
+inline constexpr int kRows = 6;
 inline constexpr int kVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(DF()));
 inline constexpr int kWidth = kVectors * kLanes;  // tokens or columns, worked on together
@@ -91,11 +91,12 @@ HWY_NOINLINE void sum_block(const float* weights, const float* values, int token
   store(sums, o, stride);
 }
 
-// body<R>(r) for rows [r, r + R), most of them at a time, then two, then one.
+// body<R>(r) for rows [r, r + R), most of them at a time, then four, two and one. The last eight by fours: two rows at
+// a time keep too few sums going.
 template <int R, class Body>
 HWY_INLINE void for_each_rows(int r, int rows, const Body& body) {
-  for (; r + R <= rows; r += R) body.template operator()<R>(r);
-  if constexpr (R > 1) for_each_rows<(R > 2 ? 2 : 1)>(r, rows, body);
+  for (; r + R <= rows && (R <= 4 || rows - r != 8); r += R) body.template operator()<R>(r);
+  if constexpr (R > 1) for_each_rows<(R > 4 ? 4 : R > 2 ? 2 : 1)>(r, rows, body);
 }
 
 // body<R>(first row, first token or column), for all rows with one block of a packed tile, which stays in the nearest
