@@ -166,13 +166,19 @@ void LeafWorker::leaf(int leaf, float* states) {
   if (now->tokens > 0) fold_tile(*now, nullptr);
 
   const std::int64_t row_floats = static_cast<std::int64_t>(state_floats(v_dim));
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float* state = states + r * row_floats;
-    state[0] = m_log2_[r];
-    state[1] = l_[r];
-    v_ops_.unpack_sums(o_ + r * sum_floats_, to_int(r % rows_), rows_, to_int(v_dim), state + 2);
+  for (std::int64_t h = 0; h < unit_.heads; ++h) {
+    float* of_head = states + h * rows_ * row_floats;
+    bool plainly = without_limbs_[static_cast<std::size_t>(h)];
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      const std::int64_t row = h * rows_ + r;
+      float* state = of_head + r * row_floats;
+      state[0] = m_log2_[row];
+      state[1] = l_[row];
+      v_ops_.unpack_sums(o_ + row * sum_floats_, to_int(r), rows_, to_int(v_dim), state + 2);
+      if (may_use_limbs_ && !plainly) plainly = !all_finite(state + 1, row_floats - 1);
+    }
+    if (plainly) redo_without_limbs(leaf, h, of_head);
   }
-  if (may_use_limbs_) redo_without_limbs(leaf, states);
 }
 
 // Whether a logit of the head in q_rows_ could lose more than logit_floor by subnormal numbers (docs/exactness.md).
@@ -189,27 +195,14 @@ bool LeafWorker::loses_subnormals() const {
   return small != 0 || !(std::bit_cast<float>(largest) <= most);
 }
 
-// Head by head: the bits of one must not depend on what is in those it was grouped with.
-void LeafWorker::redo_without_limbs(int leaf, float* states) {
-  const std::int64_t head_floats = rows_ * static_cast<std::int64_t>(state_floats(problem_.v.head_dim));
-  for (std::int64_t h = 0; h < unit_.heads; ++h) {
-    float* of_head = states + h * head_floats;
-    if (!without_limbs_[static_cast<std::size_t>(h)] && sums_finite(of_head, rows_)) continue;
-    if (!plain_) plain_ = std::make_unique<LeafWorker>(*target_.plain, problem_, 1, max_rows_ / max_heads_);
-    Unit alone = unit_;
-    alone.head0 += h;
-    alone.heads = 1;
-    plain_->begin_unit(alone);
-    plain_->leaf(leaf, of_head);
-  }
-}
-
-bool LeafWorker::sums_finite(const float* states, std::int64_t rows) const {
-  const std::int64_t row_floats = static_cast<std::int64_t>(state_floats(problem_.v.head_dim));
-  for (std::int64_t r = 0; r < rows; ++r) {
-    if (!all_finite(states + r * row_floats + 1, row_floats - 1)) return false;
-  }
-  return true;
+// One head: its bits must not depend on what is in those it was grouped with.
+void LeafWorker::redo_without_limbs(int leaf, std::int64_t head, float* states) {
+  if (!plain_) plain_ = std::make_unique<LeafWorker>(*target_.plain, problem_, 1, max_rows_ / max_heads_);
+  Unit alone = unit_;
+  alone.head0 += head;
+  alone.heads = 1;
+  plain_->begin_unit(alone);
+  plain_->leaf(leaf, states);
 }
 
 // Calls body(keys of the chunk, keys of the tile) for the leaf's visible keys in order. Tiles lie on the grid of

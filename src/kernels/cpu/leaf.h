@@ -46,8 +46,7 @@ class LeafWorker {
   bool hidden_values_finite(const AccumulateArgs& args, int head) const;
   void accumulate_runs(const AccumulateArgs& args, int r) const;
   bool loses_subnormals() const;
-  void redo_without_limbs(int leaf, float* states);
-  bool sums_finite(const float* states, std::int64_t rows) const;
+  void redo_without_limbs(int leaf, std::int64_t head, float* states);
 
   const CpuTarget& target_;
   const Problem& problem_;
