@@ -247,13 +247,13 @@ def check_progress(treeattn, folder):
         terminal = Terminal()
         child = subprocess.Popen([treeattn, "reproduce", "fused", "--simulator", str(slow)], stdout=subprocess.DEVNULL,
                                  stderr=terminal.its, env={**os.environ, "TERM": "xterm"})
-        said = terminal.said(b"reproduce 1/1", end and (lambda: child.send_signal(end)))
+        said = terminal.said(*[(b"reproduce 1/1", lambda: child.send_signal(end))] if end else [])
         return child.wait(timeout=60), said.split(b"\r\x1b[K")
 
     with concurrent.futures.ThreadPoolExecutor() as at_once:
         (status, lines), *ended = at_once.map(status_and_lines, [None, signal.SIGINT, signal.SIGTERM])
     expect(status == 3 and lines[-1].startswith(b"treeattn: ") and
-           re.fullmatch(rb"reproduce 1/1  fused: \w+ on \d+ ranks", lines[len(lines) // 2]), f"on a terminal: {lines}")
+           re.fullmatch(rb"reproduce 1/1  fused: \w+ on \d+ ranks  \d+ s", lines[len(lines) // 2]), f"on a terminal: {lines}")
     for how, (status, lines) in zip([signal.SIGINT, signal.SIGTERM], ended):
         expect(status == -how and len(lines) > 2 and lines[-1] == b"", f"on a terminal, {how}: {status}, {lines}")
 

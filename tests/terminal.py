@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import select
 import struct
 import termios
 
@@ -15,16 +16,23 @@ class Terminal:
         if columns:
             fcntl.ioctl(self.its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
-    def said(self, word=b"", then=None):
-        """All that is written there until nobody can any more. then() is called once, when `word` is in it."""
+    def said(self, *steps):
+        """All that is written there until nobody can any more. steps: (word, then); then() is called when the word is
+        there, and the next step's word is looked for behind it. Waits a minute at most for more."""
         os.close(self.its)
-        said = b""
+        said, looked = b"", 0
         try:
-            while piece := os.read(self.ours, 4096):
+            while True:
+                if not select.select([self.ours], [], [], 60)[0]:
+                    raise AssertionError(f"silence for a minute, waiting for {steps[:1]} or the end, after {said}")
+                piece = os.read(self.ours, 4096)
+                if not piece:
+                    break
                 said += piece
-                if then and word in said:
-                    then()
-                    then = None
+                while steps and (at := said.find(steps[0][0], looked)) >= 0:
+                    looked = at + len(steps[0][0])
+                    steps[0][1]()
+                    steps = steps[1:]
         except OSError:
             pass  # how Linux says that the last one that writes has gone
         os.close(self.ours)

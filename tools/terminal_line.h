@@ -21,6 +21,8 @@ class TerminalLine {
   TerminalLine(const TerminalLine&) = delete;
   TerminalLine& operator=(const TerminalLine&) = delete;
 
+  // Whether there is a terminal to draw it on.
+  bool on_terminal() const { return terminal_; }
   // Whether it is time to draw it again.
   bool due();
   // Instead of what is there, no more than fits: what has gone on to a second line cannot be wiped.
