@@ -15,7 +15,28 @@ namespace treeattn::testing_parallel {
 
 // The queries of one rank, and what prefill makes of them.
 struct PrefillShare {
+  // Those of the last shape.queries tokens that the cache's rank carries.
+  PrefillShare(const PreparedCase& prepared, const KvCache& cache, SequenceId id)
+      : first(prepared.data.length(0) - prepared.data.shape().queries),
+        ranges(cache.carried(id, first, prepared.data.shape().queries)) {
+    const QueryView all = prepared.data.input().q;
+    const auto token_bytes = all.query_stride * static_cast<std::int64_t>(dtype_size(all.dtype));
+    for (const TokenRange& range : ranges) {
+      const std::byte* from = static_cast<const std::byte*>(all.data) + (range.first - first) * token_bytes;
+      q.insert(q.end(), from, from + range.count * token_bytes);
+      tokens += range.count;
+    }
+  }
+  // data: q, wherever it lies.
+  QueryView queries(const PreparedCase& prepared, const void* data) const {
+    const kernels::Case& shape = prepared.data.shape();
+    return QueryView::dense(data, shape.q_type, 1, tokens, shape.heads, shape.head_dim);
+  }
+
+  std::int64_t first;
   std::vector<TokenRange> ranges;
+  std::vector<std::byte> q;
+  std::int64_t tokens = 0;
   Output output;
 };
 
@@ -23,25 +44,13 @@ inline PrefillShare prefill_on(const std::shared_ptr<Communicator>& world, const
                                std::span<const double> weights, bool collect, ThreadPool& pool,
                                const GpuOf& gpu_of = on_host) {
   const kernels::Case& shape = prepared.data.shape();
-  const QueryView all = prepared.data.input().q;
   KvCache cache(world, prepared.config(), weights, gpu_of(world->rank()));
   const SequenceId id = prepared.fill(cache).front();
-  const std::int64_t first = prepared.data.length(0) - shape.queries;
-  PrefillShare share;
-  share.ranges = cache.carried(id, first, shape.queries);
-  std::vector<std::byte> q;
-  std::int64_t tokens = 0;
-  const auto token_bytes = all.query_stride * static_cast<std::int64_t>(dtype_size(all.dtype));
-  for (const TokenRange& range : share.ranges) {
-    const std::byte* from = static_cast<const std::byte*>(all.data) + (range.first - first) * token_bytes;
-    q.insert(q.end(), from, from + range.count * token_bytes);
-    tokens += range.count;
-  }
-  share.output.out.resize(static_cast<std::size_t>(tokens * shape.heads * shape.v_dim));
-  share.output.lse.resize(static_cast<std::size_t>(tokens * shape.heads));
+  PrefillShare share(prepared, cache, id);
+  share.output.out.resize(static_cast<std::size_t>(share.tokens * shape.heads * shape.v_dim));
+  share.output.lse.resize(static_cast<std::size_t>(share.tokens * shape.heads));
   ParallelAttention attention(world);
-  attention.prefill(cache, 0, id, first, shape.queries,
-                    QueryView::dense(q.data(), all.dtype, 1, tokens, shape.heads, shape.head_dim),
+  attention.prefill(cache, 0, id, share.first, shape.queries, share.queries(prepared, share.q.data()),
                     prepared.data.options(), share.output.out, share.output.lse, pool, collect);
   return share;
 }
@@ -65,12 +74,11 @@ inline Failures check_prefill(const std::shared_ptr<Communicator>& world, const 
   Failures failures;
   ThreadPool pool(1 + world->rank() % 2);
   const kernels::Case& shape = prefill.prepared.data.shape();
-  const std::int64_t first = prefill.prepared.data.length(0) - shape.queries;
   for (const bool collect : {false, true}) {
     const PrefillShare got = prefill_on(world, prefill.prepared, weights, collect, pool, gpu_of);
     Output want;
     for (const TokenRange& range : got.ranges) {
-      const std::int64_t begin = (range.first - first) * shape.heads, count = range.count * shape.heads;
+      const std::int64_t begin = (range.first - got.first) * shape.heads, count = range.count * shape.heads;
       want.out.insert(want.out.end(), prefill.one.out.begin() + begin * shape.v_dim,
                       prefill.one.out.begin() + (begin + count) * shape.v_dim);
       want.lse.insert(want.lse.end(), prefill.one.lse.begin() + begin, prefill.one.lse.begin() + begin + count);

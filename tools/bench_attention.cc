@@ -2,6 +2,7 @@
 // treeattn bench attention: the time of one attention call, and how close that is to what the machine can do at best.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,7 @@
 #include "command.h"
 #include "device_option.h"
 #include "json_line.h"
+#include "kernels/cuda/ranks/rank_device.h"
 #include "notes.h"
 #include "options.h"
 #include "progress.h"
@@ -62,21 +64,6 @@ std::vector<Shape> default_sweep(bool quick) {
   return out;
 }
 
-// On a GPU its kernel stands where the CPU has its threads.
-std::vector<Column> columns(bool on_gpu) {
-  return {{"heads", Align::kLeft, 9},
-          {"dtype", Align::kLeft, 8},
-          {"tokens", Align::kRight, 7},
-          {"queries", Align::kRight, 7},
-          {on_gpu ? "kernel" : "threads", Align::kRight, 7},
-          {"ms", Align::kRight, 8},
-          {"rate", Align::kRight, 12},
-          {"limit", Align::kRight, 12},
-          {"ratio", Align::kRight, 6},
-          {"peak", Align::kRight, 10},
-          {"formula", Align::kRight, 10}};
-}
-
 std::string heads_text(const Shape& shape) {
   std::string out = fmt::format("{}/{}x{}", shape.heads, shape.kv_heads, shape.head_dim);
   if (shape.batch > 1) out = fmt::format("{}*{}", shape.batch, out);
@@ -88,6 +75,29 @@ std::string tokens_text(const Shape& shape) {
   if (shape.shortest > 0) out = fmt::format("{}-{}", shape.shortest, out);
   if (shape.page_tokens > 0) out += fmt::format("/{}", shape.page_tokens);
   return out;
+}
+
+std::string queries_text(const Shape& shape) { return fmt::format("{}{}", shape.queries, shape.causal ? "c" : ""); }
+
+// On a GPU its kernel stands where the CPU has its threads.
+std::vector<Column> columns(bool on_gpu, const std::vector<Shape>& shapes) {
+  std::size_t heads = 9, tokens = 7, queries = 7;
+  for (const Shape& shape : shapes) {
+    heads = std::max(heads, heads_text(shape).size());
+    tokens = std::max(tokens, tokens_text(shape).size());
+    queries = std::max(queries, queries_text(shape).size());
+  }
+  return {{"heads", Align::kLeft, heads},
+          {"dtype", Align::kLeft, 8},
+          {"tokens", Align::kRight, tokens},
+          {"queries", Align::kRight, queries},
+          {on_gpu ? "kernel" : "threads", Align::kRight, 7},
+          {"ms", Align::kRight, 8},
+          {"rate", Align::kRight, 12},
+          {"limit", Align::kRight, 12},
+          {"ratio", Align::kRight, 6},
+          {"peak", Align::kRight, 10},
+          {"formula", Align::kRight, 10}};
 }
 
 // Always in one unit, as columns are there to be compared; with two digits that count where one would be 0.0.
@@ -103,7 +113,7 @@ std::vector<std::string> cells(const AttentionLine& line, const std::string& by)
   return {heads_text(shape),
           std::string(dtype_name(shape.dtype)),
           tokens_text(shape),
-          fmt::format("{}{}", shape.queries, shape.causal ? "c" : ""),
+          queries_text(shape),
           by,
           format_number(line.ms),
           memory ? gigabytes(line.gb_s) : fmt::format("{:.0f} GFLOP/s", *line.gflops),
@@ -152,10 +162,11 @@ int run(const BenchOptions& options) {
   how.seed = static_cast<std::uint64_t>(parse_count_or("--seed", options.seed, 0, 1 << 30, 1));
   how.quick = options.quick;
   const std::string_view isa = active_isa();  // a wrong TREEATTN_ISA is reported before any waiting
+  if (device.on_gpu()) kernels::cuda::stay_on_gpu(device.gpus.front());
   const std::unique_ptr<AttentionBench> bench =
       device.on_gpu() ? gpu_attention_bench(how, device.gpus.front()) : cpu_attention_bench(how);
 
-  Table table(columns(device.on_gpu()));
+  Table table(columns(device.on_gpu(), shapes));
   if (!options.json) {
     if (device.on_gpu()) {
       fmt::print("{}\n\n", bench->device());

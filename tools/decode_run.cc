@@ -17,11 +17,14 @@
 #include "base/timing.h"
 #include "bench_data.h"
 #include "decode_data.h"
+#include "kernels/cuda/ranks/rank_device.h"
+#include "launched_ranks.h"
 #include "parallel/agree.h"
 #include "parallel/tree_attention.h"
 #include "plan/cost.h"
 #include "progress.h"
 #include "table.h"
+#include "treeattn/cuda.h"
 #include "treeattn/parallel_attention.h"
 
 namespace treeattn::tools {
@@ -101,7 +104,7 @@ Room room_of(const Communicator& world, const DecodeSetup& setup) {
   // Where addresses are limited, caches reserve no more than half of what is left, the later ones less.
   const std::size_t addresses = base::available_addresses() / 4;
   const std::size_t on_host = std::min(base::available_memory().value_or(addresses), addresses);
-  room.available = (device.on_gpu() ? free_gpu_memory(place.gpu) : on_host) / 10 * 9;
+  room.available = (device.on_gpu() ? cuda_free_bytes(place.gpu) : on_host) / 10 * 9;
   return room;
 }
 
@@ -113,6 +116,7 @@ class RankBench {
         pool_(setup.threads),
         q_memory_(make_queries(setup.shape, setup.seed)),
         first_query_(static_cast<std::size_t>(setup.shape.batch), 0),
+        preparing_(progress_line("making keys and values", 0)),
         cache_(world, config(setup), {}, place_of_rank(*world, setup.device).gpu),
         ids_(fill_cache(cache_, setup.shape, setup.shape.tokens, setup.seed, pool_)),
         small_cache_(world, config(setup), {}, cache_.gpu()),
@@ -122,12 +126,15 @@ class RankBench {
     for (const Strategy strategy : strategies) {
       entries_.push_back(std::make_unique<Entry>(world, strategy, setup.link, setup.canonical));
     }
+    preparing_.reset();
   }
 
   void run(DecodeResult& result) {
     Entry canonical(world_, Strategy::kMerge, setup_.link, true);
+    auto progress = progress_line("computing what the results are compared with", 0);
     call(canonical, cache_, ids_);
     const DecodeReference reference = reference_decode(cache_, ids_, q_, pool_);
+    progress.reset();
     first_calls();
     time_calls();
     time_reductions();
@@ -327,6 +334,7 @@ class RankBench {
   base::Buffer q_memory_;
   QueryView q_;
   std::vector<std::int64_t> first_query_;  // no mask asks for it
+  std::unique_ptr<Progress> preparing_;    // while the caches are filled
   KvCache cache_;
   std::vector<SequenceId> ids_;
   KvCache small_cache_;
@@ -347,8 +355,13 @@ DecodeResult run_decode(const std::shared_ptr<Communicator>& world, const Decode
   result.transport = world->transport();
   result.ranks = world->size();
   result.hosts = world->nodes();
-  result.device = setup.device.name_of_rank(place_of_rank(*world, setup.device).number);
-  const Room room = room_of(*world, setup);
+  const RankPlace place = place_of_rank(*world, setup.device);
+  result.device = setup.device.name_of_rank(place.number);
+  Room room;
+  on_all_or_none(*world, [&] {
+    kernels::cuda::stay_on_gpu(place.gpu);
+    room = room_of(*world, setup);
+  });
   std::vector<Strategy> fitting;
   for (const Strategy strategy : setup.strategies) {
     const std::size_t needed = strategy == Strategy::kRing ? room.ring : room.tree;

@@ -39,7 +39,10 @@ int Device::gpu_of_rank(int rank) const {
 std::string Device::name_of_rank(int rank) const {
   if (!on_gpu()) return "cpu";
   const int gpu = gpu_of_rank(rank);
-  return fmt::format("cuda:{} {}", gpu, cuda_devices().at(static_cast<std::size_t>(gpu)).name);
+  for (const CudaDevice& device : cuda_devices()) {
+    if (device.index == gpu) return fmt::format("cuda:{} {}", gpu, device.name);
+  }
+  return fmt::format("cuda:{}", gpu);
 }
 
 void add_device_option(CommandLine& app, std::string& text) {
@@ -82,10 +85,8 @@ RankPlace place_of_rank(const Communicator& world, const Device& device) {
   return place;
 }
 
-std::size_t free_gpu_memory(int gpu) { return cuda_devices().at(static_cast<std::size_t>(gpu)).free_bytes; }
-
 std::optional<std::size_t> usable_memory(int gpu) {
-  const std::optional<std::size_t> bytes = gpu == KvCache::kHost ? base::available_memory() : free_gpu_memory(gpu);
+  const std::optional<std::size_t> bytes = gpu == KvCache::kHost ? base::available_memory() : cuda_free_bytes(gpu);
   return bytes ? std::optional(*bytes / 10 * 9) : std::nullopt;
 }
 

@@ -41,8 +41,6 @@ struct RankPlace {
 };
 RankPlace place_of_rank(const Communicator& world, const Device& device);
 
-// Bytes of GPU memory that can be allocated now.
-std::size_t free_gpu_memory(int gpu);
 // Bytes of a GPU, or of the host (KvCache::kHost), to plan with: nine tenths of what can be allocated now. None:
 // unknown.
 std::optional<std::size_t> usable_memory(int gpu);

@@ -115,7 +115,7 @@ class GpuBench final : public AttentionBench {
 
   std::string lack(const Shape& shape) const override {
     const std::size_t needed = BenchData::bytes(shape, sets(shape));
-    const std::size_t free = free_gpu_memory(device_.gpu());
+    const std::size_t free = cuda_free_bytes(device_.gpu());
     const std::optional<std::size_t> room = usable_memory(KvCache::kHost);
     if (needed + kPlanRoom > free) {
       return fmt::format("needs {} on GPU {}, {} of {} free", format_bytes(needed + kPlanRoom), device_.gpu(),

@@ -18,11 +18,13 @@
 #include "command.h"
 #include "json_line.h"
 #include "kernels/cuda/ranks/rank_device.h"
+#include "progress.h"
 #include "simulation_job.h"
 #include "table.h"
 #include "treeattn/attention.h"
 #include "treeattn/communicator.h"
 #include "treeattn/cuda.h"
+#include "treeattn/error.h"
 #include "treeattn/parallel_attention.h"
 #include "treeattn/version.h"
 
@@ -41,15 +43,22 @@ struct Backend {
 
 struct Gpu {
   CudaDevice device;
+  std::size_t free_bytes = 0;
   double read_gb_s = 0;  // 0: no memory left to measure with
+  std::string problem = {};  // why it cannot be used; empty where it can
 };
 
 std::vector<Gpu> gpus() {
   std::vector<Gpu> out;
   for (const CudaDevice& device : cuda_devices()) {
-    Gpu gpu{device, 0};
-    if (device.free_bytes > 2 * kGpuProbeBytes) {
-      gpu.read_gb_s = kernels::cuda::RankDevice(device.index).read_bandwidth(kGpuProbeBytes);
+    Gpu gpu{device};
+    try {
+      gpu.free_bytes = cuda_free_bytes(device.index);
+      if (gpu.free_bytes > 2 * kGpuProbeBytes) {
+        gpu.read_gb_s = kernels::cuda::RankDevice(device.index).read_bandwidth(kGpuProbeBytes);
+      }
+    } catch (const Unavailable& error) {  // another process has it for itself, say
+      gpu.problem = error.what();
     }
     out.push_back(std::move(gpu));
   }
@@ -69,11 +78,16 @@ std::vector<Backend> backends(const std::vector<Gpu>& gpus) {
                  simulates});
   const std::string problem = cuda_problem();
   if (!problem.empty()) out.push_back({"cuda", problem, false});
-  for (const auto& [device, read_gb_s] : gpus) {
-    out.push_back({fmt::format("cuda:{}", device.index),
+  for (const auto& [device, free_bytes, read_gb_s, unusable] : gpus) {
+    const std::string name = fmt::format("cuda:{}", device.index);
+    if (!unusable.empty()) {
+      out.push_back({name, fmt::format("{}: {}", device.name, unusable), false});
+      continue;
+    }
+    out.push_back({name,
                    fmt::format("{} ({}.{}), {} multiprocessors, {} of {} free, reads {:.0f} GB/s", device.name,
                                device.compute_major, device.compute_minor, device.multiprocessors,
-                               format_bytes(device.free_bytes), format_bytes(device.memory_bytes), read_gb_s),
+                               format_bytes(free_bytes), format_bytes(device.memory_bytes), read_gb_s),
                    true});
   }
   const std::string no_nccl = nccl_available() ? problem : "built without NCCL";
@@ -98,6 +112,7 @@ Info gather() {
   info.isas = available_isas();
   info.machine = base::read_machine();
   info.available_memory = base::available_memory();
+  const Progress progress("measuring", 0);
   ThreadPool one(1);
   ThreadPool all(ThreadPool::available_cores());
   base::ReadBandwidthProbe probe(all);
@@ -161,14 +176,14 @@ void print_json(const Info& info) {
     out["backends"].push_back(std::move(entry));
   }
   out["gpus"] = nlohmann::ordered_json::array();
-  for (const auto& [device, read_gb_s] : info.gpus) {
+  for (const auto& [device, free_bytes, read_gb_s, unusable] : info.gpus) {
     nlohmann::ordered_json entry;
     entry["index"] = device.index;
     entry["name"] = device.name;
     entry["compute"] = fmt::format("{}.{}", device.compute_major, device.compute_minor);
     entry["multiprocessors"] = device.multiprocessors;
     entry["memory_bytes"] = device.memory_bytes;
-    entry["free_bytes"] = device.free_bytes;
+    entry["free_bytes"] = free_bytes;
     entry["read_gb_s"] = read_gb_s;
     out["gpus"].push_back(std::move(entry));
   }

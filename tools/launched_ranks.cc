@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "command.h"
 #include "command_line.h"
 #include "parallel/agree.h"
+#include "treeattn/error.h"
 #include "treeattn/thread_pool.h"
 
 namespace treeattn::tools {
@@ -49,6 +51,20 @@ std::shared_ptr<Communicator> meet_ranks(const CommandLine& command, const RankO
   base::require(rank_count == 0 || rank_count == world->size(),
                 "--ranks is {}; accepted under a launcher: its processes, {}", rank_count, world->size());
   return world;
+}
+
+void on_all_or_none(Communicator& world, const std::function<void()>& work) {
+  std::exception_ptr error;
+  std::string own;
+  try {
+    work();
+  } catch (const std::exception& what) {
+    error = std::current_exception();
+    own = what.what();
+  }
+  const std::string failure = parallel::failure_of_any(world, own);
+  if (error) std::rethrow_exception(error);
+  if (!failure.empty()) throw Unavailable(failure);
 }
 
 int cores_of_thread(int ranks) { return std::max(1, ThreadPool::available_cores() / ranks); }

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
-#include <exception>
 #include <map>
 #include <optional>
 #include <thread>
@@ -19,7 +18,6 @@
 #include "launched_ranks.h"
 #include "model/weights.h"
 #include "notes.h"
-#include "parallel/agree.h"
 #include "rate_progress.h"
 #include "table.h"
 #include "terminal_line.h"
@@ -73,22 +71,6 @@ std::unique_ptr<LlamaModel::Impl> load(const ModelPlan& plan, int gpu, int threa
   return std::make_unique<LlamaModel::Impl>(plan.model, options);
 }
 
-// Collective. What fails on one machine alone, for want of memory or of a file, ends all ranks, and the first one says
-// where it was.
-void on_all_or_none(Communicator& world, const std::function<void()>& work) {
-  std::exception_ptr error;
-  std::string own;
-  try {
-    work();
-  } catch (const std::exception& what) {
-    error = std::current_exception();
-    own = what.what();
-  }
-  const std::string failure = parallel::failure_of_any(world, own);
-  if (error) std::rethrow_exception(error);
-  if (!failure.empty()) throw Unavailable(failure);
-}
-
 int run_processes(const ModelPlan& plan, std::int64_t tokens, const std::function<int(const ModelRank&)>& body) {
   const std::shared_ptr<Communicator> world = meet_ranks(*plan.command, plan.ranks, plan.rank_count);
   const RankPlace place = place_of_rank(*world, plan.device);
@@ -99,6 +81,7 @@ int run_processes(const ModelPlan& plan, std::int64_t tokens, const std::functio
   const bool speaks = world->rank() == 0;
   std::unique_ptr<LlamaModel::Impl> model;
   on_all_or_none(*world, [&] {
+    kernels::cuda::stay_on_gpu(place.gpu);
     check_memory(plan, place.gpu, tokens, world->size(), place.sharing, shared ? 1 : place.sharing);
     model = load(plan, place.gpu, threads, speaks);
   });
@@ -113,12 +96,16 @@ int run_threads(const ModelPlan& plan, std::int64_t tokens, const std::function<
   std::map<int, int> ranks_on;  // by GPU
   for (int rank = 0; rank < ranks; ++rank) ++ranks_on[plan.device.gpu_of_rank(rank)];
   std::map<int, std::unique_ptr<LlamaModel::Impl>> models;
-  for (const auto& [gpu, here] : ranks_on) check_memory(plan, gpu, tokens, ranks, here, 1);
+  for (const auto& [gpu, here] : ranks_on) {
+    kernels::cuda::stay_on_gpu(gpu);
+    check_memory(plan, gpu, tokens, ranks, here, 1);
+  }
   for (const auto& [gpu, here] : ranks_on) models[gpu] = load(plan, gpu, 0, true);
   const int threads = plan.threads > 0 ? plan.threads : cores_of_thread(ranks);
   std::atomic<int> code = 0;
   const auto on_rank = [&](const std::shared_ptr<Communicator>& world) {
     const int gpu = plan.device.gpu_of_rank(world->rank());
+    kernels::cuda::stay_on_gpu(gpu);
     ThreadPool pool(threads);
     const auto ops = kernels::make_model_ops(gpu, pool);
     const int mine = body({world, *models.at(gpu), pool, *ops, ranks, world->rank() == 0});

@@ -9,6 +9,7 @@
 #include "kernels/cpu/tile_ops.h"
 #include "kernels/cuda/device_case.h"
 #include "kernels/cuda/error_model.h"
+#include "kernels/cuda/ranks/rank_device.h"
 #include "kernels/problem.h"
 #include "kernels/reference/reference.h"
 #include "option_errors.h"
@@ -130,8 +131,10 @@ std::vector<VerifyRows> verify_on_gpu(const std::vector<kernels::Case>& cases, s
   std::vector<VerifyRows> rows;
   for (std::size_t begin = 0; begin < cases.size(); begin += batch) {
     std::vector<GpuOutcome> outcomes(std::min(batch, cases.size() - begin));
-    pool.run(outcomes.size(),
-             [&](std::size_t i, int) { outcomes[i] = check_on_gpu(cases[begin + i], seed + begin + i, gpu, turn); });
+    pool.run(outcomes.size(), [&](std::size_t i, int) {
+      kernels::cuda::stay_on_gpu(gpu);
+      outcomes[i] = check_on_gpu(cases[begin + i], seed + begin + i, gpu, turn);
+    });
     for (std::size_t i = 0; i < outcomes.size(); ++i) {
       const kernels::Case& shape = cases[begin + i];
       progress.step(shape.name);

@@ -52,7 +52,8 @@ std::string describe(const Case& c) {
                                  dtype_name(c.v_type), c.batch, c.queries, c.heads, c.kv_heads, c.tokens, c.head_dim,
                                  c.v_dim, layout_name(c.k_layout, c.page_tokens));
   if (c.v_layout != c.k_layout) text += ":" + layout_name(c.v_layout, c.page_tokens);
-  if (c.fp8_scales) text += " fp8_scales";
+  const bool fp8 = c.k_type == DType::kFp8E4M3 || c.v_type == DType::kFp8E4M3;
+  if (fp8 && c.fp8_scales) text += " fp8_scales";
   if (c.row_padding > 0) text += fmt::format(" padding{}", c.row_padding);
   if (!c.lengths.empty()) text += fmt::format(" lengths{}", c.lengths);
   if (c.first_key != 0) text += fmt::format(" first_key{}", c.first_key);

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "device_case.h"
+#include "kernels/cuda/ranks/rank_device.h"
 #include "treeattn/cuda.h"
+#include "treeattn/error.h"
 
 namespace treeattn::kernels {
 namespace {
@@ -170,6 +172,50 @@ TEST(CallsCudaTest, PagesOfAnySize) {
     const PagedCall call(page_tokens, &second_page, 100);
     EXPECT_EQ(call.run(), std::vector<float>(PagedCall::kDim)) << page_tokens;
   }
+}
+
+// Many queries of several sequences, by kernels that leave states of all of them on their way.
+TEST(CallsCudaTest, LargeCallInParts) {
+  if (!cuda_problem().empty()) GTEST_SKIP() << "*** SKIPPED: " << cuda_problem() << " ***";
+  Case shape;
+  shape.batch = 5;
+  shape.queries = 1024;
+  shape.heads = 32;
+  shape.head_dim = shape.v_dim = 128;
+  shape.tokens = 16384;
+  shape.causal = true;
+  shape.lengths = {16384, 9000, 16000, 600, 12345};
+  shape.order = {64, 256};
+  for (const bool alibi : {false, true}) {
+    SCOPED_TRACE(alibi);
+    shape.alibi = alibi;
+    if (alibi) shape.q_type = shape.k_type = shape.v_type = DType::kBFloat16;
+    const CaseData data(shape, 1);
+    const DeviceCase device(data);
+    const cuda::DeviceOutput whole = device.run();
+    constexpr std::size_t kMiB = std::size_t{1} << 20;
+    ASSERT_GT(CudaPlan(0, device.input(), data.options()).workspace_bytes(), 1100 * kMiB);
+
+    cuda::RankDevice rank(0);
+    const DeviceMemory out(whole.out.size() * sizeof(float));
+    cuda_check(cudaMemset(out.as<void>(), 0xff, whole.out.size() * sizeof(float)), "NaN");
+    const std::size_t before = cuda_free_bytes(0);
+    rank.attend_on_device(make_problem(device.input(), data.options()), out.as<float>());
+    rank.finish();
+    EXPECT_LT(before, cuda_free_bytes(0) + 1330 * kMiB) << "1 GiB, a quarter more than is needed, and tables";
+    std::vector<float> got(whole.out.size());
+    cuda_check(cudaMemcpy(got.data(), out.as<void>(), got.size() * sizeof(float), cudaMemcpyDeviceToHost), "results");
+    EXPECT_EQ(got, whole.out);
+  }
+}
+
+TEST(CallsCudaTest, NoPlaceForTheResult) {
+  if (!cuda_problem().empty()) GTEST_SKIP() << "*** SKIPPED: " << cuda_problem() << " ***";
+  const std::int32_t second_page = 1;
+  const PagedCall call(112, &second_page, 100);
+  CudaPlan plan(0, call.in, {});
+  EXPECT_THROW(plan.attention(nullptr, nullptr, nullptr), InvalidArgument);
+  EXPECT_THROW(plan.attention_states(nullptr, nullptr), InvalidArgument);
 }
 
 TEST(CallsCudaTest, WithoutTokensThereNeedNotBeATable) {

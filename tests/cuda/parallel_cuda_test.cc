@@ -3,10 +3,13 @@
 // checks of threads and MPI, with the bits of one rank on a GPU as what all must have.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <limits>
 
 #include "decode_loop.h"
+#include "device_case.h"
 #include "expect_on_ranks.h"
 #include "parallel_checks.h"
 #include "prefill_checks.h"
@@ -83,6 +86,36 @@ TEST_P(VirtualRanks, PrefillByRingAndByCollecting) {
     expect_on_ranks(GetParam(), [&](const auto& world) {
       return testing_parallel::check_prefill(world, prefill, weights, on_gpu);
     });
+  }
+}
+
+// Queries and results on the GPU, no lse.
+TEST_P(VirtualRanks, PrefillOnTheDevice) {
+  for (const kernels::Case& shape : testing_parallel::prefill_cases()) {
+    const testing_parallel::PreparedPrefill prefill(shape, kGpu);
+    const PreparedCase& prepared = prefill.prepared;
+    Output got = prefill.one;
+    std::fill(got.out.begin(), got.out.end(), std::numeric_limits<float>::quiet_NaN());
+    const std::size_t row = static_cast<std::size_t>(shape.heads * shape.v_dim) * sizeof(float);
+    run_ranks(GetParam(), [&](std::shared_ptr<Communicator> world) {
+      KvCache cache(world, prepared.config(), {}, kGpu);
+      const SequenceId id = prepared.fill(cache).front();
+      const testing_parallel::PrefillShare share(prepared, cache, id);
+      const kernels::DeviceMemory q(share.q.data(), share.q.size()), out(static_cast<std::size_t>(share.tokens) * row);
+      ParallelAttention attention(world);
+      attention.prefill_on_device(cache, 0, id, share.first, shape.queries, share.queries(prepared, q.as<void>()),
+                                  prepared.data.options(), out.as<float>(), nullptr);
+      world->barrier();  // so that no rank waits for the GPU while another still has to start what it waits for
+      std::size_t from = 0;
+      for (const TokenRange& range : share.ranges) {
+        const std::size_t bytes = static_cast<std::size_t>(range.count) * row;
+        kernels::cuda_check(cudaMemcpy(&got.out[static_cast<std::size_t>(range.first - share.first) * row / 4],
+                                       out.as<std::byte>() + from, bytes, cudaMemcpyDeviceToHost),
+                            "results");
+        from += bytes;
+      }
+    });
+    EXPECT_LE(prepared.error(got, Strategy::kRing), 1) << shape.name;
   }
 }
 

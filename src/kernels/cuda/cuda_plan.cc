@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/check.h"
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/cuda/launch_config.h"
 #include "kernels/cuda/plan_parts.h"
@@ -152,15 +153,15 @@ KvView joined(KvView view, int heads) {
   return view;
 }
 
-bool make_tensor_maps(const Problem& problem, const Launch& launch, AttentionParams& params) {
+}  // namespace
+
+bool make_tensor_maps(const KvView& k, const KvView& v, const Launch& launch, AttentionParams& params) {
   const auto make = [&](const KvView& view, TensorMap& map) {
-    return make_tensor_map(joined(view, launch.limits.kv_heads), problem.first_key, launch.tile, launch.whole_lines,
+    return make_tensor_map(joined(view, launch.limits.kv_heads), params.first_key, launch.tile, launch.whole_lines,
                            map);
   };
-  return make(problem.k, params.k_map) && make(problem.v, params.v_map);
+  return make(k, params.k_map) && make(v, params.v_map);
 }
-
-}  // namespace
 
 bool code_is_for_hopper() {
   static std::mutex mutex;
@@ -180,7 +181,7 @@ Launch prepare_launch(const Problem& problem, int multiprocessors, AttentionPara
   const int rows = static_cast<int>(std::min<std::int64_t>(problem.group() * problem.q.queries, 16));
   Launch launch = find_prefill(params);
   if (launch.kernel != nullptr) {
-    params.tensor_copies = make_tensor_maps(problem, launch, params) &&
+    params.tensor_copies = make_tensor_maps(problem.k, problem.v, launch, params) &&
                            make_tensor_map(rows_of(problem.q), 0, launch.tile, launch.whole_lines, params.q_map);
     if (!params.tensor_copies) launch = {};
   }
@@ -188,7 +189,7 @@ Launch prepare_launch(const Problem& problem, int multiprocessors, AttentionPara
     const std::size_t most_bytes = shared_memory_of_block();
     launch = find_decode_mma(params, rows, most_bytes);
     if (launch.kernel == nullptr) launch = find_generic(params, rows, most_bytes);
-    params.tensor_copies = launch.tile > 0 && make_tensor_maps(problem, launch, params);
+    params.tensor_copies = launch.tile > 0 && make_tensor_maps(problem.k, problem.v, launch, params);
   }
   if (launch.takes_items) {
     int levels = 0;
@@ -314,6 +315,7 @@ CudaPlan::CudaPlan(CudaPlan&&) noexcept = default;
 CudaPlan& CudaPlan::operator=(CudaPlan&&) noexcept = default;
 
 void CudaPlan::attention(float* out, float* lse, void* stream) {
+  base::require(out != nullptr, "out = null; accepted: memory of the GPU");
   impl_->params.states = nullptr;
   impl_->params.out = out;
   impl_->params.lse = lse;
@@ -321,6 +323,7 @@ void CudaPlan::attention(float* out, float* lse, void* stream) {
 }
 
 void CudaPlan::attention_states(float* states, void* stream) {
+  base::require(states != nullptr, "states = null; accepted: memory of the GPU");
   impl_->params.states = states;
   impl_->run(stream);
 }
@@ -331,8 +334,8 @@ std::string CudaPlan::kernel() const { return impl_->launch.name; }
 
 std::vector<CudaDevice> cuda_devices() {
   std::vector<CudaDevice> out;
-  int count = 0, current = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || cudaGetDevice(&current) != cudaSuccess) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
     cudaGetLastError();
     return out;
   }
@@ -346,12 +349,16 @@ std::vector<CudaDevice> cuda_devices() {
     device.compute_minor = properties.minor;
     device.multiprocessors = properties.multiProcessorCount;
     device.memory_bytes = properties.totalGlobalMem;
-    std::size_t total = 0;
-    if (cudaSetDevice(i) == cudaSuccess) cudaMemGetInfo(&device.free_bytes, &total);
     out.push_back(device);
   }
-  cudaSetDevice(current);
   return out;
+}
+
+std::size_t cuda_free_bytes(int device) {
+  const kernels::cuda::UseDevice use(device);
+  std::size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "free memory of the GPU");
+  return free;
 }
 
 std::string cuda_problem() {

@@ -7,22 +7,14 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/cuda/driver_entry.h"
 #include "kernels/cuda/launch.h"
 
 namespace treeattn::kernels::cuda {
 namespace {
 
-// The driver's function, without linking to the driver: a program must start where there is none.
 PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  const cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();
-    return nullptr;
-  }
-  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(driver_entry("cuTensorMapEncodeTiled"));
 }
 
 }  // namespace

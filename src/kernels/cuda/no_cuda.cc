@@ -17,6 +17,7 @@ std::size_t CudaPlan::workspace_bytes() const { return 0; }
 std::string CudaPlan::kernel() const { return ""; }
 
 std::vector<CudaDevice> cuda_devices() { return {}; }
+std::size_t cuda_free_bytes(int) { throw Unavailable(cuda_problem()); }
 std::string cuda_problem() { return "built without CUDA (TREEATTN_CUDA=ON builds with it)"; }
 
 }  // namespace treeattn

@@ -15,6 +15,8 @@ AttentionParams params_of(const Problem& problem);
 // The kernel for the call, ready to be started on the current GPU, with what it wants to know of K and V put into
 // params, whose pointers to q, K and V are set.
 Launch prepare_launch(const Problem& problem, int multiprocessors, AttentionParams& params);
+// Describes K and V to the copy engine as the kernel wants them, for where they lie; false where it cannot serve.
+bool make_tensor_maps(const KvView& k, const KvView& v, const Launch& launch, AttentionParams& params);
 // The call cut for that kernel.
 Work split(const Problem& problem, const Launch& launch);
 // Memory of the GPU: a copy of the work's lists, work.workspace_bytes that may hold anything, work.counters zeros.

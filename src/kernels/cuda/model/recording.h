@@ -22,11 +22,12 @@ class Recording {
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
-  bool is(const std::vector<std::int64_t>& key) const { return graph_ != nullptr && key == key_; }
+  bool is(const std::vector<std::int64_t>& key) const { return !key_.empty() && key == key_; }
 
   void record(const std::vector<std::int64_t>& key, cudaStream_t stream, const std::function<void()>& work) {
     if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
     graph_ = nullptr;
+    key_.clear();
     cudaGraph_t recorded = nullptr;
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "recording");
     try {

@@ -11,6 +11,7 @@
 
 #include "base/round_up.h"
 #include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/driver_entry.h"
 #include "kernels/cuda/ranks/rank_device.h"
 #include "treeattn/error.h"
 
@@ -19,14 +20,8 @@ namespace {
 
 template <class Function>
 void find_entry(Function*& function, const char* name) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
-  check(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result), name);
-#else
-  check(cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result), name);
-#endif
-  if (found == nullptr || result != cudaDriverEntryPointSuccess) {
+  void* const found = driver_entry(name);
+  if (found == nullptr) {
     throw Unavailable(fmt::format("the CUDA driver has no {}; accepted: one of CUDA 12 or later", name));
   }
   function = reinterpret_cast<Function*>(found);

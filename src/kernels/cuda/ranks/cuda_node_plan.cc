@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "kernels/cuda/ranks/node_plan.h"
-#include "kernels/cuda/tensor_map.h"
 #include "treeattn/state.h"
 
 namespace treeattn::kernels::cuda {
@@ -21,6 +20,28 @@ std::size_t table_entries(const KvView& view) {
 std::size_t query_bytes(const QueryView& q) {
   return static_cast<std::size_t>(q.batch * q.queries * q.heads * q.head_dim) * dtype_size(q.dtype);
 }
+
+// Of some of the batch's sequences.
+Problem part_of(const Problem& all, std::int64_t first, std::int64_t count) {
+  const auto moved = [](const void* data, DType type, std::int64_t elements) {
+    return static_cast<const std::byte*>(data) + elements * static_cast<std::int64_t>(dtype_size(type));
+  };
+  Problem part = all;
+  part.q.data = moved(all.q.data, all.q.dtype, first * all.q.batch_stride);
+  part.q.batch = count;
+  for (KvView* view : {&part.k, &part.v}) {
+    view->batch = count;
+    if (view->page_tokens == 0) view->data = moved(view->data, view->dtype, first * view->batch_stride);
+    if (view->page_tokens == 0 && view->scales != nullptr) view->scales += first * view->scale_batch_stride;
+    if (view->page_table != nullptr) view->page_table += first * view->pages_per_sequence;
+  }
+  part.lengths = {all.lengths.begin() + first, all.lengths.begin() + first + count};
+  part.first_query = {all.first_query.begin() + first, all.first_query.begin() + first + count};
+  return part;
+}
+
+// A call that can be cut takes no more memory than this for states on their way.
+constexpr std::size_t kMostWorkspace = std::size_t{1} << 30;
 
 }  // namespace
 
@@ -100,7 +121,8 @@ NodePlan::SplitKey NodePlan::split_key(const Problem& problem) {
                   problem.causal,
                   problem.window,
                   problem.softcap != 0,
-                  static_cast<std::int64_t>(problem.alibi_slopes.size())};
+                  static_cast<std::int64_t>(problem.alibi_slopes.size()),
+                  static_cast<std::int64_t>(problem.sinks.size())};
   for (const plan::TreeNode& node : problem.nodes) {
     key.push_back(node.level);
     key.push_back(node.index);
@@ -117,18 +139,22 @@ NodePlan::SplitKey NodePlan::split_key(const Problem& problem) {
   return key;
 }
 
-void NodePlan::update_split(const Problem& problem, const Launch& launch) {
+// False, and nothing is changed, where the split wants more workspace than `most`.
+bool NodePlan::update_split(const Problem& problem, const Launch& launch, std::size_t most) {
   SplitKey key = split_key(problem);
   key.push_back(reinterpret_cast<std::intptr_t>(launch.kernel));
-  if (key == key_) return;
+  if (key == key_) return work_.workspace_bytes <= most;
+  Work work = split(problem, launch);
+  if (work.workspace_bytes > most) return false;
   key_.clear();
-  work_ = split(problem, launch);
+  work_ = std::move(work);
   begin(split_, aligned(work_.items.size() * sizeof(WorkItem)));
   items_ = put(split_, work_.items.data(), work_.items.size());
   send(split_);
   grow(workspace_, work_.workspace_bytes, false);
   grow(arrived_, work_.counters * sizeof(unsigned), true);
   key_ = std::move(key);
+  return true;
 }
 
 // The tables of a call into step_, and params that point to their copies. problem.q becomes the copy as well.
@@ -138,7 +164,7 @@ AttentionParams NodePlan::put_step(Problem& problem, bool q_on_gpu) {
   begin(step_, aligned(q_on_gpu ? 0 : query_bytes(problem.q)) +
                    2 * aligned(problem.lengths.size() * sizeof(std::int64_t)) +
                    aligned(k_entries * sizeof(std::int32_t)) + aligned(v_entries * sizeof(std::int32_t)) +
-                   aligned(problem.alibi_slopes.size_bytes()));
+                   aligned(problem.alibi_slopes.size_bytes()) + aligned(problem.sinks.size_bytes()));
   if (!q_on_gpu) {
     problem.q = QueryView::dense(put_queries(problem.q), problem.q.dtype, problem.q.batch, problem.q.queries,
                                  problem.q.heads, problem.q.head_dim);
@@ -149,13 +175,14 @@ AttentionParams NodePlan::put_step(Problem& problem, bool q_on_gpu) {
   p.k.page_table = put(step_, problem.k.page_table, k_entries);
   p.v.page_table = same_table ? p.k.page_table : put(step_, problem.v.page_table, v_entries);
   p.alibi_slopes = put(step_, problem.alibi_slopes.data(), problem.alibi_slopes.size());
+  p.sinks = put(step_, problem.sinks.data(), problem.sinks.size());
   return p;
 }
 
-// The kernel, the split and what they need, into params.
-Launch NodePlan::prepare(const Problem& problem, AttentionParams& p) {
+// The kernel, the split and what they need, into params. No kernel where the workspace would be larger than `most`.
+Launch NodePlan::prepare(const Problem& problem, AttentionParams& p, std::size_t most) {
   const Launch launch = prepare_launch(problem, multiprocessors_, p);
-  update_split(problem, launch);
+  if (!update_split(problem, launch, most)) return {};
   set_work(work_, {items_, workspace_.as<std::byte>(), arrived_.as<unsigned>()}, p);
   kernel_ = launch.name;
   return launch;
@@ -176,9 +203,14 @@ float* NodePlan::run(Problem problem) {
 
 void NodePlan::run(Problem problem, float* out) {
   if (problem.rows() == 0) return;
+  const std::int64_t batch = problem.q.batch, half = batch / 2;
   AttentionParams p = put_step(problem, true);
+  const Launch launch = half > 0 ? prepare(problem, p, kMostWorkspace) : prepare(problem, p);
+  if (launch.kernel == nullptr) {
+    run(part_of(problem, 0, half), out);
+    return run(part_of(problem, half, batch - half), out + problem.rows() / batch * half * problem.v.head_dim);
+  }
   send(step_);
-  const Launch launch = prepare(problem, p);
   p.out = out;
   start(launch, p, stream_);
 }
@@ -217,10 +249,7 @@ AttentionParams NodePlan::step_params(const KvView& k, const KvView& v) const {
   AttentionParams p = step_params_;
   p.k.data = static_cast<const std::byte*>(k.data);
   p.v.data = static_cast<const std::byte*>(v.data);
-  if (p.tensor_copies) {
-    p.tensor_copies = make_tensor_map(k, p.first_key, step_launch_.tile, step_launch_.whole_lines, p.k_map) &&
-                      make_tensor_map(v, p.first_key, step_launch_.tile, step_launch_.whole_lines, p.v_map);
-  }
+  p.tensor_copies = p.tensor_copies && make_tensor_maps(k, v, step_launch_, p);
   return p;
 }
 

@@ -83,6 +83,10 @@ struct RankDevice::Impl {
   bool stepped = false;   // whether the last call was a step
 };
 
+void stay_on_gpu(int gpu) {
+  if (gpu >= 0) check(cudaSetDevice(checked(gpu)), "choice of the GPU");
+}
+
 RankDevice::RankDevice(int gpu) : impl_(std::make_unique<Impl>(gpu)) {}
 
 RankDevice::~RankDevice() {
@@ -102,6 +106,10 @@ std::int64_t RankDevice::slot() const {
   const std::int64_t domain = attribute(cudaDevAttrPciDomainId, impl_->gpu);
   return (domain << 16 | attribute(cudaDevAttrPciBusId, impl_->gpu)) << 16 |
          attribute(cudaDevAttrPciDeviceId, impl_->gpu);
+}
+std::string RankDevice::kernels() const {
+  return fmt::format("CUDA {}.{}", attribute(cudaDevAttrComputeCapabilityMajor, impl_->gpu),
+                     attribute(cudaDevAttrComputeCapabilityMinor, impl_->gpu));
 }
 void* RankDevice::stream() const { return impl_->stream; }
 std::size_t RankDevice::memory_bytes() const { return impl_->memory; }

@@ -16,6 +16,7 @@ void DeviceArray::grow(std::size_t) {}
 void start_copy(void*, const void*, std::size_t) {}
 void start_copy_on(int, void*, const void*, std::size_t) {}
 void finish_copies() {}
+void stay_on_gpu(int) {}
 
 struct RankDevice::Impl {};
 
@@ -23,6 +24,7 @@ RankDevice::RankDevice(int gpu) { throw Unavailable("GPU " + std::to_string(gpu)
 RankDevice::~RankDevice() = default;
 int RankDevice::gpu() const { return 0; }
 std::int64_t RankDevice::slot() const { return 0; }
+std::string RankDevice::kernels() const { return {}; }
 void* RankDevice::stream() const { return nullptr; }
 std::size_t RankDevice::memory_bytes() const { return 0; }
 void RankDevice::copy_in(void*, const void*, std::size_t) {}

@@ -28,7 +28,8 @@ class NodePlan {
   float* run(Problem problem);
   // The same into memory of the caller's. q_on_gpu: q is there, too, and the host need not wait before the next call.
   void run_into(Problem problem, float* states, bool q_on_gpu);
-  // The finished result of the whole tree, with q on the GPU too and out [batch, queries, heads, v_dim] there.
+  // The finished result of the whole tree, with q on the GPU too and out [batch, queries, heads, v_dim] there. Several
+  // sequences whose states on their way would take more than 1 GiB are cut into calls of half as many.
   void run(Problem problem, float* out);
 
   // The same for calls that are alike but for K and V, the layers of a step, on a stream of the caller's: tables first,
@@ -65,8 +66,9 @@ class NodePlan {
   void send(const Tables& tables, bool record = true);
   AttentionParams step_params(const KvView& k, const KvView& v) const;
   AttentionParams put_step(Problem& problem, bool q_on_gpu);
-  Launch prepare(const Problem& problem, AttentionParams& params);
-  void update_split(const Problem& problem, const Launch& launch);
+  static constexpr std::size_t kAny = ~std::size_t{0};
+  Launch prepare(const Problem& problem, AttentionParams& params, std::size_t most = kAny);
+  bool update_split(const Problem& problem, const Launch& launch, std::size_t most);
   const std::byte* put_queries(const QueryView& q);
   void grow(DeviceBuffer& buffer, std::size_t bytes, bool zero);
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -56,6 +57,11 @@ void start_copy(void* to, const void* from, std::size_t bytes);
 void start_copy_on(int gpu, void* to, const void* from, std::size_t bytes);
 void finish_copies();
 
+// Makes a GPU the calling thread's own; nothing for a number below 0. Everything here leaves a thread on the GPU it was
+// on; one that was on none is on GPU 0 by the driver's rule, and to go back there takes some of that GPU's memory. Throws
+// Unavailable where the GPU cannot be used.
+void stay_on_gpu(int gpu);
+
 // Not thread-safe: one thread of a rank at a time. Everything below is put on the rank's stream, in order, and may be
 // under way when the call returns unless it says otherwise. Throws Unavailable naming what failed.
 class RankDevice {
@@ -69,6 +75,8 @@ class RankDevice {
   int gpu() const;
   // Which GPU of the machine it is, whatever its number in this process.
   std::int64_t slot() const;
+  // "CUDA 9.0": its kernels make the same bits on every GPU of that compute capability.
+  std::string kernels() const;
   void* stream() const;  // a cudaStream_t
   std::size_t memory_bytes() const;
 
