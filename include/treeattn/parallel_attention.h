@@ -33,8 +33,8 @@ bool nccl_available();
 
 struct ParallelOptions {
   Strategy strategy = Strategy::kAuto;
-  // true: the bits of one machine, which needs the same instruction set on all ranks, or GPUs (checked by the first
-  // call). false: every rank first merges what it carries into one state. Less to send where the shares do not fall on
+  // true: the bits of one machine, which needs the same instruction set on all ranks, or GPUs of one compute capability
+  // (checked by the first call). false: every rank first merges what it carries into one state. Less to send where the shares do not fall on
   // nodes of the tree; the bits then depend on the shares.
   bool canonical = true;
   // kNccl, kPeer: all ranks must have their pages on a GPU, and with one ParallelAttention always on the same. What

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/cache_attention.h"
 
+#include <bit>
 #include <cstddef>
 
 #include "base/half.h"
@@ -28,7 +29,7 @@ CacheAttention::CacheAttention(KvCache& cache, std::int64_t heads, const Paralle
       pool_(pool),
       how_(options),
       attention_(cache.communicator(), options),
-      again_(cache.communicator(), ParallelOptions{Strategy::kMerge}) {
+      again_(cache.communicator(), {.strategy = Strategy::kMerge, .canonical = options.canonical}) {
   options_.causal = true;
   stays_on_gpu_ = recordable_ = device() != nullptr && options.strategy != Strategy::kRing;
 }
@@ -215,6 +216,7 @@ std::vector<std::int64_t> CacheAttention::prepare_step(std::span<const SequenceI
   std::vector<std::int64_t> key = device()->prepare_step(problem_of(batch, q, {}), ops_.stream());
   if (alone_on_gpu()) return key;
   key.push_back(reducer_->recording());
+  key.push_back(std::bit_cast<std::int64_t>(cache_.communicator()->deadline().count()));  // what kernels wait for
   for (int layer = 0; layer < config.layers; ++layer) reducer_->count_sent(*cache_.communicator());
   return key;
 }

@@ -7,13 +7,13 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <optional>
 #include <thread>
 #include <vector>
 
 #include "base/timing.h"
 #include "kernels/cuda/device_buffer.h"
 #include "parallel/agree.h"
+#include "parallel/device_reduce.h"
 #include "parallel/lend.h"
 #include "treeattn/error.h"
 
@@ -43,6 +43,16 @@ GpuName name_of(int gpu) {
   return name;
 }
 
+// Of NCCL, or of the GPU.
+template <class Body>
+std::string any_failure_of(const Body& body) {
+  try {
+    return failure_of(body);
+  } catch (const NcclFailure& error) {
+    return error.what;
+  }
+}
+
 }  // namespace
 
 void NcclCommunicator::make(Communicator& ranks, int gpu) {
@@ -52,29 +62,30 @@ void NcclCommunicator::make(Communicator& ranks, int gpu) {
   } start{};
   if (ranks.rank() == 0) start.code = ncclGetUniqueId(&start.id);
   ranks.broadcast(std::as_writable_bytes(std::span(&start, 1)), 0);
-  within_ = ranks.deadline();
-  const GpuName mine = name_of(gpu);
+  within_ = kShareOfDeadline * ranks.deadline();
+  const auto on_all_or_none = [&](const auto& work) {
+    const std::string own = any_failure_of(work);
+    if (!own.empty()) abort();
+    const std::string failure = failure_of_any(ranks, own);
+    if (failure.empty()) return;
+    abort();
+    throw Unavailable("NCCL: " + failure);
+  };
+  GpuName mine{};
+  on_all_or_none([&] { mine = name_of(gpu); });  // now: what fails later, the others wait for inside NCCL
   const std::vector<GpuName> all = gathered(ranks, mine);
   const auto having = [&](const GpuName& name) { return std::ranges::count(all, name); };
   shares_gpus_ = std::ranges::any_of(all, [&](const GpuName& name) { return having(name) > 1; });
   shares_a_process_ = share_a_process(ranks);
-  const kernels::cuda::UseDevice use(gpu);
-  std::string failure;
-  try {
+  on_all_or_none([&] {
+    const kernels::cuda::UseDevice use(gpu);
     begun(static_cast<ncclResult_t>(start.code), "ncclGetUniqueId");
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     config.maxCTAs = most_blocks(gpu, having(mine));
     begun(ncclCommInitRankConfig(&comm_, ranks.size(), start.id, ranks.rank(), &config), "ncclCommInitRankConfig");
     settle("ncclCommInitRankConfig");
-  } catch (const NcclFailure& error) {
-    failure = error.what;
-    abort();
-  }
-  const std::optional<int> first = first_failed(ranks, !failure.empty());
-  if (!first) return;
-  abort();
-  throw Unavailable("NCCL: " + (failure.empty() ? fmt::format("failed on rank {}", *first) : failure));
+  });
 }
 
 void NcclCommunicator::abort() {

@@ -20,7 +20,9 @@ void attend(const KvBatch& batch, const kernels::Problem& problem, float* states
   kernels::attention_states_on(kernels::active_target(), problem, states, pool);
 }
 
-std::string_view kernels_of(const KvStore& store) { return store.device() != nullptr ? "CUDA" : active_isa(); }
+std::string kernels_of(const KvStore& store) {
+  return store.device() != nullptr ? store.device()->kernels() : std::string(active_isa());
+}
 
 AttentionInput input_of(const KvStore& store, const KvBatch& batch, const QueryView& q,
                         std::span<const std::int64_t> first_query) {

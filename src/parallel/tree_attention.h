@@ -30,9 +30,9 @@ struct DecodeCall {
 
 // States [problem.nodes, rows] into the host's memory, computed where the batch lies: on its GPU, or here by the pool.
 void attend(const KvBatch& batch, const kernels::Problem& problem, float* states, ThreadPool& pool);
-// What computes the states of this rank: the name of an instruction set, or "CUDA". Ranks with the same name make the
-// same bits.
-std::string_view kernels_of(const KvStore& store);
+// What computes the states of this rank: the name of an instruction set, or "CUDA 9.0". Ranks with the same name make
+// the same bits.
+std::string kernels_of(const KvStore& store);
 
 // The attention call on one batch of keys of a cache, without the sinks, which finalize adds once. The batch must
 // outlive it.
