@@ -91,8 +91,9 @@ def check_refusals():
     codes, _, errors = ended(start([DECODE], environment={"WORLD_SIZE": "1000000"}))
     assert codes == [2] and "WORLD_SIZE = 1000000; accepted: 1 to 65536" in errors[0], errors
     # Not each by itself.
-    codes, outputs, errors = ended(start([DECODE] * 2, environment={"MASTER_PORT": None}))
-    assert codes == [3, 3] and outputs == ["", ""] and "MASTER_PORT is not set" in errors[0], (outputs, errors)
+    for without in [{"MASTER_PORT": None}, {"MASTER_PORT": None, "MASTER_ADDR": None}]:
+        codes, outputs, errors = ended(start([DECODE] * 2, environment=without))
+        assert codes == [3, 3] and outputs == ["", ""] and "MASTER_PORT is not set" in errors[0], (outputs, errors)
     # An empty address is none.
     alone_there = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": ""}
     codes, _, errors = ended(start([[*DECODE, "--deadline", "1"]], environment=alone_there))

@@ -193,7 +193,8 @@ struct TcpPlace {
 // ranks, or the environment says nothing; InvalidArgument when it says what cannot be.
 std::shared_ptr<Communicator> tcp_communicator(RankOptions options = {});
 std::shared_ptr<Communicator> tcp_communicator(const TcpPlace& place, RankOptions options = {});
-// Whether the environment says so: RANK, WORLD_SIZE, and MASTER_PORT or MASTER_ADDR are set.
+// Whether the environment says so: RANK and WORLD_SIZE are set, and so is MASTER_PORT or MASTER_ADDR, or WORLD_SIZE is
+// other than 1.
 bool launched_by_tcp();
 
 // Collective, for ranks that are processes; run_ranks() does it for threads. Those of one machine that may use the same

@@ -51,9 +51,11 @@ std::string comm::job_of_launcher() {
 }
 
 bool launched_by_tcp() {
-  const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
-  // One that forgot the port is told so: the processes must not run each by itself.
-  return is_set("RANK") && is_set("WORLD_SIZE") && (is_set("MASTER_PORT") || is_set("MASTER_ADDR"));
+  const char* size = std::getenv("WORLD_SIZE");
+  if (size == nullptr || std::getenv("RANK") == nullptr) return false;
+  if (std::getenv("MASTER_PORT") != nullptr || std::getenv("MASTER_ADDR") != nullptr) return true;
+  // Who forgot both is told so: several processes must not run each by itself.
+  return *size != '\0' && std::string_view(size) != "1";
 }
 
 std::shared_ptr<Communicator> tcp_communicator(RankOptions options) {
