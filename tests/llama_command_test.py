@@ -6,6 +6,7 @@ Usage: llama_command_test.py TREEATTN GOLDEN [LAUNCHER...]     GOLDEN: tests/gol
 """
 import array
 import fcntl
+import functools
 import json
 import os
 import pathlib
@@ -186,7 +187,10 @@ def check_refusals(model, scratch):
     refused("--stop: byte 1 of 2", *here, "x", "--stop", "a\udcff")
     refused("the prompt: byte 0 of 1 is not UTF-8", *here, "--stop", "a", "\udcff")  # not another string to stop at
     refused("without --json", *here, "x", "--logprobs", "2")
-    refused('--random-weights is "llama-3.2-1b", which has no tokenizer', "demo", "--random-weights", "llama-3.2-1b")
+    for command in ["demo", "chat"]:  # what has no tokenizer is no choice
+        refused(f'treeattn {command} does not know "--random-weights"', command, "--random-weights", "llama-3.2-1b")
+    refused("--model is missing; accepted: a directory\n", "chat")
+    refused('--strategy is ring; accepted by demo: another', "demo", "--strategy", "ring")
     refused('--tokens is "10"; accepted: at least', "demo", "--tokens", 10)
     refused(f"--stories: {scratch}/nothing: cannot open", "demo", "--stories", scratch / "nothing")
     refused(f"--stories: {scratch}: cannot read", "demo", "--stories", scratch)
@@ -199,7 +203,8 @@ def check_refusals(model, scratch):
             *large, "--save", model)
     refused("--logprobs", "chat", "--model", model, "--logprobs", "2")
     refused("--system: byte 0 of 1", "chat", "--model", model, "--system", "\udcff")
-    refused("one of the two", "generate", "x")
+    refused("--model is missing; accepted: a directory, or --random-weights instead", "generate", "x")
+    refused("one of the two", "generate", "--model", "x", "--random-weights", "llama-3.2-1b", "x")
     refused('--random-weights is "llama-7"; accepted: llama-3.2-1b', "generate", "--random-weights", "llama-7", "x")
     refused(f"--model: {scratch}/nothing/config.json", "generate", "--model", scratch / "nothing", "x")
     refused("no number of machines like this one would do: each needs all weights", "generate", "--random-weights",
@@ -305,7 +310,7 @@ def check_other_head(model, scratch):
 def check_stats(model):
     said = [treeattn("generate", "--model", model, "x", "--ignore-eos", "--stats", "-n", n).stderr for n in (1, 2)]
     # One token is the first: there is none after it to time.
-    assert b"1 tokens; 0 B sent" in said[0] and b"2 tokens, " in said[1] and b" a second); " in said[1], said
+    assert b"1 token; 0 B sent" in said[0] and b"2 tokens, " in said[1] and b" a second); " in said[1], said
 
 
 def check_streams(model, scratch):
@@ -431,7 +436,7 @@ def after_progress(*arguments, stdin=subprocess.DEVNULL, interrupt=True):
     terminal = Terminal()
     reading = subprocess.Popen([TREEATTN, *arguments], stdin=stdin, stdout=terminal.its, stderr=terminal.its,
                                env=dict(os.environ, TERM="xterm"))
-    said = terminal.said(b"reading", (lambda: reading.send_signal(signal.SIGINT)) if interrupt else None)
+    said = terminal.said(*[(b"reading", lambda: reading.send_signal(signal.SIGINT))] if interrupt else [])
     assert reading.wait(timeout=60) == 0, said
     return said.split(b"\r\x1b[K")[-1]
 
@@ -502,6 +507,14 @@ def check_interrupted_chat(model):
         time.sleep(0.2)
         said += chat.communicate(b"Again.\n", timeout=60)[0]
         assert chat.returncode == 0 and said == both, (handling, chat.returncode, said, both)
+    # A person at the prompt is told that another one ends it, unless there is a line between them.
+    terminal = Terminal()
+    chat = subprocess.Popen(command, stdin=terminal.its, stdout=terminal.its, stderr=terminal.its)
+    interrupt = functools.partial(chat.send_signal, signal.SIGINT)
+    hint = b"Ctrl-C once more ends the conversation.\r\n> "
+    said = terminal.said((b"> ", interrupt), (hint, lambda: os.write(terminal.ours, b"\n")), (b"\r\n> ", interrupt),
+                         (hint, interrupt))
+    assert chat.wait(timeout=60) == -signal.SIGINT and said.count(hint) == 2, (chat.returncode, said)
 
 
 def check_one_that_differs(model, scratch):

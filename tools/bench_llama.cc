@@ -76,8 +76,8 @@ double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
+// NaN of a single value, which says nothing of it.
 double standard_error(const std::vector<double>& values) {
-  if (values.size() < 2) return 0;
   const double middle = mean(values);
   double sum = 0;
   for (const double x : values) sum += (x - middle) * (x - middle);
@@ -286,6 +286,10 @@ void print_json(const Setup& setup, const ModelRank& rank, const Line& line) {
   fmt::print("{}\n", json_line(out));
 }
 
+std::string error_text(const std::vector<double>& values, double unit) {
+  return values.size() < 2 ? "-" : format_number(unit * standard_error(values));
+}
+
 void print_table(const Setup& setup, const ModelRank& rank, const std::vector<Line>& lines) {
   const model::LlamaConfig& c = setup.plan.model.config;
   fmt::print("{} layers of {}, {}/{} heads of {}; cache {}; {} ({}), {} each; {}, {}\n\n", c.layers, c.hidden, c.heads,
@@ -308,9 +312,8 @@ void print_table(const Setup& setup, const ModelRank& rank, const std::vector<Li
   for (const Line& line : lines) {
     const Samples& s = line.samples;
     table.add({fmt::format("{}", line.tokens), std::string(strategy_name(line.strategy)), format_number(mean(s.total)),
-               format_number(standard_error(s.total)), format_number(mean(s.first)),
-               format_number(standard_error(s.first)), format_number(1e3 * mean(s.each)),
-               format_number(1e3 * standard_error(s.each)), format_number(line.read_gb_s),
+               error_text(s.total, 1), format_number(mean(s.first)), error_text(s.first, 1),
+               format_number(1e3 * mean(s.each)), error_text(s.each, 1e3), format_number(line.read_gb_s),
                format_number(line.limit_gb_s), format_bytes(line.peak_bytes), format_bytes(line.formula_bytes),
                format_bytes(line.bytes_sent)});
   }

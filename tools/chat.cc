@@ -48,16 +48,22 @@ constexpr std::size_t kPart = 4096;
 // Standard input, line by line.
 class Input {
  public:
-  // The next line's length, or what there is instead: kNothingYet when it took longer than that.
-  std::int64_t next(std::string& line, Seconds within) {
+  // The next line's length, or what there is instead: kNothingYet when it took longer than that. asks: at a prompt.
+  std::int64_t next(std::string& line, Seconds within, bool asks) {
     constexpr double kMostMilliseconds = 1e9;
     for (bool ended = false; !ended;) {
       if (const std::size_t end = unread_.find('\n'); end != std::string::npos) {
         line = unread_.substr(0, end);
         unread_.erase(0, end + 1);
+        warned_ = false;
         return static_cast<std::int64_t>(line.size());
       }
       if (unread_.size() > kMostBytes) return kTooLong;
+      if (asks && interrupt_flag() && !warned_) {
+        print_note("\nCtrl-C once more ends the conversation.\n");
+        print_text("> ");
+        warned_ = true;
+      }
       pollfd input{STDIN_FILENO, POLLIN, 0};
       const int waited = ::poll(&input, 1, static_cast<int>(std::min(within.count() * 1e3, kMostMilliseconds)));
       if (waited == 0) return kNothingYet;
@@ -73,6 +79,7 @@ class Input {
 
  private:
   std::string unread_;
+  bool warned_ = false;  // since the last line
 };
 
 // The next line of the user, on every rank; nothing at the end. The one that speaks reads it. A person may take long:
@@ -80,6 +87,7 @@ class Input {
 // their process may be stopped for a while.)
 std::optional<std::string> next_line(const std::shared_ptr<Communicator>& world, Input& input) {
   constexpr Seconds kLong{1e6};
+  constexpr Seconds kSoon{0.5};  // a Ctrl-C just before it waits interrupts nothing
   const bool threads = world->transport() == "threads" || world->transport() == "self";
   const bool reads = world->rank() == 0;
   const bool asks = reads && ::isatty(STDIN_FILENO) != 0;
@@ -88,7 +96,7 @@ std::optional<std::string> next_line(const std::shared_ptr<Communicator>& world,
   std::string line;
   std::int64_t length = kNothingYet;
   while (length == kNothingYet) {
-    if (reads) length = input.next(line, threads ? kLong : world->deadline() / 4);
+    if (reads) length = input.next(line, std::min(threads ? kLong : world->deadline() / 4, asks ? kSoon : kLong), asks);
     world->broadcast(std::as_writable_bytes(std::span(&length, 1)), 0, threads ? kLong : world->deadline());
   }
   if (length == kUnreadable) throw BadFile("standard input cannot be read");
@@ -160,6 +168,7 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const model::Cha
   catch_interrupt();
   Input input;
   while (const auto line = next_line(session.llama().communicator(), input)) {
+    catch_interrupt();  // a Ctrl-C from before the message is none for the answer
     if (line->find_first_not_of(" \t\r\v\f") == std::string::npos) continue;  // also where lines end in CR LF
     RateProgress reading("reading", "tokens"), recovery("recovering", "tokens");
     const auto clear_progress = [&] {
@@ -180,7 +189,6 @@ int converse(const ChatCommand& options, const ModelPlan& plan, const model::Cha
       clear_progress();
       print_text(piece);
     };
-    catch_interrupt();  // a Ctrl-C from before the question is none for the answer
     messages.push_back({"user", *line});
     GenerateResult answer;
     try {
@@ -230,7 +238,8 @@ int run(const ChatCommand& options) {
 }
 
 constexpr char kFooter[] =
-    R"(A line of input is a message; the end of the input ends the conversation. The model needs the tokenizer of Llama 3.
+    R"(A line of input is a message; the end of the input ends the conversation, and so does Ctrl-C twice where a message is
+waited for. While an answer is written Ctrl-C ends the answer. The model needs the tokenizer of Llama 3.
 
 Examples:
   treeattn chat --model Llama-3.2-1B-Instruct
@@ -242,6 +251,7 @@ Examples:
 Command add_chat(CommandLine& parent) {
   CommandLine* app = parent.add_subcommand("chat", "A conversation with a Llama whose KV cache is spread over ranks");
   auto options = std::make_shared<ChatCommand>();
+  options->model.must_have_tokenizer = true;
   options->model.add_to(*app);
   options->sampling.add_to(*app, "1024");
   app->add_option("--system", options->system, "What the model is told first")->type_name("TEXT");

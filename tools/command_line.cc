@@ -36,6 +36,11 @@ class HelpFormatter final : public CLI::Formatter {
   std::string make_option_desc(const CLI::Option* option) const override {
     return wrapped(option->get_description(), width() - get_column_width());
   }
+  // Descriptions say what an option cannot go with.
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string text = CLI::Formatter::make_option_opts(option);
+    return text.substr(0, text.find(" Excludes:"));
+  }
 
  private:
   // Of the terminal, if it is one.
@@ -53,8 +58,18 @@ std::string names_of(const CLI::App& app) {
   return out;
 }
 
-// CLI11 says that a subcommand is missing; this says which word was taken for one and what would be.
-std::string missing_subcommand(const CLI::App& app, int argc, char** argv) {
+// "-h,--help, --version": the options of an app.
+std::string options_of(const CLI::App& app) {
+  std::string out;
+  for (const CLI::Option* option : app.get_options()) {
+    if (!option->get_group().empty()) out += (out.empty() ? "" : ", ") + option->get_name();
+  }
+  return out;
+}
+
+// CLI11 says that a subcommand is missing; this says which word was taken for one and what would be. Nothing where a
+// command was named, or an option that needs none, such as --help.
+std::optional<std::string> missing_subcommand(const CLI::App& app, int argc, char** argv) {
   const CLI::App* deepest = &app;
   int next = 1;
   for (; next < argc; ++next) {
@@ -62,8 +77,16 @@ std::string missing_subcommand(const CLI::App& app, int argc, char** argv) {
     if (named.empty()) break;
     deepest = named.front();
   }
-  const std::string word = next < argc ? fmt::format("is \"{}\"", argv[next]) : "is missing";
-  return fmt::format("the subcommand of {} {}; accepted: {}", deepest->get_name(), word, names_of(*deepest));
+  const std::string names = names_of(*deepest);
+  if (names.empty()) return std::nullopt;
+  if (next == argc) return fmt::format("the subcommand of {} is missing; accepted: {}", deepest->get_name(), names);
+  const std::string_view word = argv[next];
+  if (deepest->get_option_no_throw(std::string(word)) != nullptr) return std::nullopt;
+  if (word.starts_with('-')) {
+    return fmt::format("{} does not know \"{}\"; accepted: {}, or a subcommand: {}", deepest->get_name(), word,
+                       options_of(*deepest), names);
+  }
+  return fmt::format("the subcommand of {} is \"{}\"; accepted: {}", deepest->get_name(), word, names);
 }
 
 // The subcommand that was named, or the app itself.
@@ -82,12 +105,8 @@ std::string unknown_argument(const CLI::App& command) {
   std::vector<std::string> left = command.remaining();
   std::erase(left, "--");  // is known, but for CLI11 left over, too
   if (left.empty() && command.get_parent() != nullptr) return unknown_argument(*command.get_parent());
-  std::string accepted;
-  for (const CLI::Option* option : command.get_options()) {
-    if (!option->get_group().empty()) accepted += (accepted.empty() ? "" : ", ") + option->get_name();
-  }
   return fmt::format("{} does not know \"{}\"; accepted: {}", full_name(command), left.empty() ? "" : left.front(),
-                     accepted);
+                     options_of(command));
 }
 
 bool is_flag(const CLI::Option& option) { return option.get_items_expected_max() == 0; }
@@ -113,7 +132,7 @@ std::string wrong_count(const CLI::App& command, const std::string& what, int ar
 std::string complaint(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
   switch (static_cast<CLI::ExitCodes>(error.get_exit_code())) {
     case CLI::ExitCodes::RequiredError:
-      return missing_subcommand(app, argc, argv);
+      return missing_subcommand(app, argc, argv).value_or(error.what());
     case CLI::ExitCodes::ExtrasError:
       return unknown_argument(named_command(app));
     case CLI::ExitCodes::ArgumentMismatch:
@@ -240,14 +259,15 @@ std::optional<std::string> CommandLine::parse(int argc, char** argv) {
     refuse_empty_values(app);
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
-    // Help and version arrive as exceptions, too.
-    if (error.get_exit_code() == 0) {
+    // Help and version arrive as exceptions, too, also behind a word that is no command.
+    const bool help = error.get_exit_code() == 0;
+    if (help && !missing_subcommand(app, argc, argv)) {
       std::ostringstream text;
       app.exit(error, text, text);
       return text.str();
     }
     throw InvalidArgument(fmt::format("{}\nRun treeattn --help, or --help after a subcommand, for all there is.",
-                                      complaint(app, error, argc, argv)));
+                                      help ? *missing_subcommand(app, argc, argv) : complaint(app, error, argc, argv)));
   }
 }
 

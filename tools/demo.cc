@@ -129,13 +129,15 @@ struct Demo {
 
 Demo make_demo(DemoCommand options) {
   const std::filesystem::path home = demo_directory();
-  if (options.model.model.empty() && options.model.random_weights.empty()) {
-    options.model.model = (home / "model").string();
-  }
+  if (options.model.model.empty()) options.model.model = (home / "model").string();
   if (options.model.ranks.empty() && !launched()) options.model.ranks = "4";
   Demo demo;
   demo.json = options.json;
   demo.plan = make_model_plan(options.model);
+  const Strategy strategy = demo.plan.llama.attention.strategy;
+  base::require(strategy != Strategy::kRing,
+                "--strategy is ring; accepted by demo: another, which it holds against ring");
+  if (strategy == Strategy::kAuto) demo.plan.llama.attention.strategy = Strategy::kMerge;
   require_tokenizer(options.model, demo.plan, "");
   const std::int64_t tokens = parse_count("--tokens", options.tokens, 1, std::int64_t{1} << 40);
   demo.depth = static_cast<int>(parse_count("--depth", options.depth, 0, 100));
@@ -205,10 +207,8 @@ void ask(const Demo& demo, const ModelRank& rank, model::Session& session, Findi
 }
 
 std::vector<Way> measure_both(const Demo& demo, model::Llama& llama) {
-  const Strategy asked = demo.plan.llama.attention.strategy;
-  const Strategy tree = asked == Strategy::kRing || asked == Strategy::kAuto ? Strategy::kMerge : asked;
   std::vector<Way> ways;
-  for (const Strategy strategy : {tree, Strategy::kRing}) {
+  for (const Strategy strategy : {demo.plan.llama.attention.strategy, Strategy::kRing}) {
     ways.push_back(measure(llama, strategy, demo.steps, demo.hay.tokens.back()));
   }
   if (ways[0].token != ways[1].token) {
@@ -274,7 +274,10 @@ Command add_demo(CommandLine& parent) {
   app->add_option("--stories", options->stories, "Paragraphs to make the text of, one a line")
       ->type_name("FILE")
       ->own_value_to_rank();
+  options->model.must_have_tokenizer = true;
   options->model.add_to(*app);
+  app->get_option("--model")->description("Another model: a directory as Hugging Face has them");
+  app->get_option("--strategy")->description("The tree that is held against ring (default merge)");
   app->get_option("--ranks")->description("Threads that are ranks (default 4); under a launcher its processes");
   app->add_flag("--json", options->json, "One JSON object; docs/cli.md explains the keys");
   app->footer(kFooter);

@@ -127,13 +127,18 @@ void run_fused(ExperimentContext& context, Outcome& out) {
   }
 }
 
+// Rounding, where there is nothing else.
+double unless_rounding(double value, double scale) { return std::fabs(value) < 1e-9 * std::fabs(scale) ? 0 : value; }
+
 std::string fit_text(const char* what, const plan::Line& line, const char* x) {
-  return fmt::format("{}: {:.3g} us + {:.3g} us x {}; residual {:.2f} % at most, {:.2f} % rms", what, line.offset,
-                     line.slope, x, 100 * line.largest_residual, 100 * line.rms_residual);
+  return fmt::format("{}: {:.3g} us + {:.3g} us x {}; residual {:.2f} % at most, {:.2f} % rms", what,
+                     unless_rounding(line.offset, line.slope), line.slope, x, 100 * line.largest_residual,
+                     100 * line.rms_residual);
 }
 
 Target small_residual(std::string what, const plan::Line& line) {
-  return {std::move(what), line.largest_residual, "at most 0.05", line.largest_residual <= 0.05};
+  const double largest = unless_rounding(line.largest_residual, 1);
+  return {std::move(what), largest, "at most 0.05", largest <= 0.05};
 }
 
 // At a fixed share of the sequence, and with one device on each node so that all links are alike. One token a device is

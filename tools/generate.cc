@@ -149,7 +149,8 @@ class Voice {
     out["reason"] = stop_reason_name(result.reason);
     out["prompt_tokens"] = result.stats.prompt_tokens;
     out["first_token_ms"] = 1e3 * result.stats.first_token_seconds;
-    out["token_ms"] = 1e3 * mean_seconds(result.stats);
+    const double mean = mean_seconds(result.stats);  // null where no token was timed
+    out["token_ms"] = mean > 0 ? nlohmann::ordered_json(1e3 * mean) : nlohmann::ordered_json();
     out["ranks"] = world.size();
     out["transport"] = world.transport();
     out["bytes_sent"] = result.stats.bytes_sent;
@@ -177,8 +178,9 @@ class Voice {
     // After the first token there may be none to time.
     const std::string each =
         mean > 0 ? fmt::format(", {} ms each ({} a second)", format_number(1e3 * mean), format_number(1 / mean)) : "";
-    print_note("{} tokens of prompt, first token after {} s; {} tokens{}; {} sent; {}\n", result.stats.prompt_tokens,
-               format_number(result.stats.first_token_seconds), result.tokens.size(), each,
+    print_note("{} of prompt, first token after {} s; {}{}; {} sent; {}\n",
+               format_count(result.stats.prompt_tokens, "token"), format_number(result.stats.first_token_seconds),
+               format_count(static_cast<std::int64_t>(result.tokens.size()), "token"), each,
                format_bytes(result.stats.bytes_sent), stop_reason_name(result.reason));
   }
 

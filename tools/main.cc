@@ -38,7 +38,7 @@ constexpr char kFooter[] = R"(Examples:
   treeattn bench decode --ranks 4                 tree against ring over four ranks
   mpirun -n 4 treeattn bench decode               the same over processes; torchrun --no-python does, too
   treeattn simulate --ranks 128                   the same on a cluster that is not there
-  treeattn plan --model llama-3.1-8b --context 1M how many devices, and how fast
+  treeattn plan --context 1M                      how many devices a Llama 3.1 8B wants, and how fast
   treeattn reproduce latency                      a result of the paper beside ours
   treeattn demo                                   a pass key found in a long text over four ranks
   treeattn generate --model DIR "The sea is"      text from a Llama; chat: a conversation

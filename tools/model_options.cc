@@ -48,8 +48,10 @@ void ModelOptions::add_to(CommandLine& app) {
   };
   text("--model", model, "A directory as Hugging Face has them: config.json, *.safetensors, tokenizer.json", "DIR")
       ->own_value_to_rank();
-  text("--random-weights", random_weights,
-       fmt::format("Instead: random weights in the shape of {}", fmt::join(model::known_shapes(), ", ")), "SHAPE");
+  if (!must_have_tokenizer) {
+    text("--random-weights", random_weights,
+         fmt::format("Instead: random weights in the shape of {}", fmt::join(model::known_shapes(), ", ")), "SHAPE");
+  }
   text("--weights", weights,
        "stored (mapped), bf16 (other types rounded at load) or int8 (quantised at load) (default stored)", "NAME");
   text("--kv-type", kv_type, "Of the cache: f32, f16, bf16, int8, fp8 (default bf16)", "NAME");
@@ -73,7 +75,10 @@ void ModelOptions::add_to(CommandLine& app) {
 }
 
 ModelPlan make_model_plan(const ModelOptions& options) {
-  base::require(options.model.empty() != options.random_weights.empty(),
+  base::require(!options.model.empty() || !options.random_weights.empty(),
+                "--model is missing; accepted: a directory{}",
+                options.must_have_tokenizer ? "" : ", or --random-weights instead");
+  base::require(options.model.empty() || options.random_weights.empty(),
                 "--model is \"{}\" and --random-weights is \"{}\"; accepted: one of the two", options.model,
                 options.random_weights);
   ModelPlan plan;

@@ -20,7 +20,8 @@ struct ModelOptions {
   std::string device, link;
   bool gather_kv = false;
   const CommandLine* command = nullptr;  // that they were added to
-  bool many_strategies = false;          // said by the command, before add_to: --strategy may be a list
+  // Said by the command, before add_to: --strategy may be a list; there is no --random-weights, which has no tokenizer.
+  bool many_strategies = false, must_have_tokenizer = false;
 
   void add_to(CommandLine& app);
 };

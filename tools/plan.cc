@@ -192,7 +192,7 @@ class Report {
     fmt::print("devices    {} on {}{}\n", devices_, format_count(nodes(), "node"),
                request_.devices > 0 ? fmt::format(" (at least {} needed)", needed_) : ", the fewest that hold it");
     fmt::print("placement  {}\n", placement());
-    fmt::print("longest    {} tokens fit on them{}\n\n", longest_, beyond_training());
+    fmt::print("longest    {} tokens fit on them{}\n\n", longest_, beyond_training(longest_));
     print_bytes();
     print_times();
     fmt::print("\nbest       {}: {} ms a token, {} tokens/s\n", strategy_name(best().strategy),
@@ -255,9 +255,10 @@ class Report {
         request_.capacity.split_weights ? "weights split over the devices of a node" : "all weights on every device");
   }
 
-  std::string beyond_training() const {
+  // What is to be said of a context of so many tokens.
+  std::string beyond_training(std::int64_t context) const {
     const std::int64_t trained = request_.config.context;
-    return request_.capacity.context > trained ? fmt::format("; the model was made for {}", trained) : "";
+    return context > trained ? fmt::format("; the model was made for {}", trained) : "";
   }
 
   Part memory_limit() const {
@@ -362,8 +363,8 @@ Command add_plan(CommandLine& parent) {
   text("--model", options->model,
        fmt::format("{}, or a directory with config.json (default llama-3.1-8b)", fmt::join(model::known_shapes(), " ")),
        "NAME|DIR");
-  Option* context =
-      text("--context", options->context, "Tokens of a sequence; 128k is 131072, 1M is 1048576 (default 128k)", "N");
+  Option* context = text("--context", options->context,
+                         "Tokens of a sequence; 128k is 131072, 1M is 1048576 (default 128k); not with --longest", "N");
   text("--batch", options->batch, "Sequences (default 1)", "N");
   text("--cluster", options->cluster,
        fmt::format("{}, or a file (default dgx-h100)", fmt::join(plan::built_in_clusters(), " ")), "NAME|FILE");
@@ -371,7 +372,8 @@ Command add_plan(CommandLine& parent) {
   text("--weights-type", options->weights_type, "float32 float16 bfloat16 int8 (default bfloat16)", "TYPE");
   text("--kv-type", options->kv_type, "float32 float16 bfloat16 int8 fp8 (default bfloat16)", "TYPE");
   app->add_flag("--split-weights", options->split_weights, "Cut the weights over the devices of a node");
-  app->add_flag("--longest", options->longest, "The longest context that fits on the devices")->excludes(context);
+  app->add_flag("--longest", options->longest, "The longest context that fits on the devices; not with --context")
+      ->excludes(context);
   app->add_flag("--json", options->json, "One JSON object; docs/cli.md explains the keys");
   app->footer(kFooter);
   return {app, [options] { return run(*options); }};
