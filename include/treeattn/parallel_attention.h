@@ -34,8 +34,8 @@ bool nccl_available();
 struct ParallelOptions {
   Strategy strategy = Strategy::kAuto;
   // true: the bits of one machine, which needs the same instruction set on all ranks, or GPUs of one compute capability
-  // (checked by the first call). false: every rank first merges what it carries into one state. Less to send where the shares do not fall on
-  // nodes of the tree; the bits then depend on the shares.
+  // (checked by the first call). false: every rank first merges what it carries into one state. Less to send where the
+  // shares do not fall on nodes of the tree; the bits then depend on the shares.
   bool canonical = true;
   // kNccl, kPeer: all ranks must have their pages on a GPU, and with one ParallelAttention always on the same. What
   // NCCL sends is not in the report's traffic. Results by heads go by way of the host all the same, as do the states of

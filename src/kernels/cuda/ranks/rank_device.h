@@ -58,8 +58,8 @@ void start_copy_on(int gpu, void* to, const void* from, std::size_t bytes);
 void finish_copies();
 
 // Makes a GPU the calling thread's own; nothing for a number below 0. Everything here leaves a thread on the GPU it was
-// on; one that was on none is on GPU 0 by the driver's rule, and to go back there takes some of that GPU's memory. Throws
-// Unavailable where the GPU cannot be used.
+// on; one that was on none is on GPU 0 by the driver's rule, and to go back there takes some of that GPU's memory.
+// Throws Unavailable where the GPU cannot be used.
 void stay_on_gpu(int gpu);
 
 // Not thread-safe: one thread of a rank at a time. Everything below is put on the rank's stream, in order, and may be
