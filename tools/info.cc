@@ -44,7 +44,7 @@ struct Backend {
 struct Gpu {
   CudaDevice device;
   std::size_t free_bytes = 0;
-  double read_gb_s = 0;  // 0: no memory left to measure with
+  double read_gb_s = 0;      // 0: no memory left to measure with
   std::string problem = {};  // why it cannot be used; empty where it can
 };
 

@@ -12,6 +12,7 @@
 #include "command.h"
 #include "command_line.h"
 #include "parallel/agree.h"
+#include "treeattn/attention.h"
 #include "treeattn/error.h"
 #include "treeattn/thread_pool.h"
 
@@ -40,6 +41,7 @@ int launch_rank() {
 }
 
 std::shared_ptr<Communicator> meet_ranks(const CommandLine& command, const RankOptions& options, int rank_count) {
+  active_isa();  // a TREEATTN_ISA that is wrong here alone: later the others would wait, and nobody would say why
   std::shared_ptr<Communicator> world = meets_by_mpi() ? mpi_communicator(options) : tcp_communicator(options);
   met_other_ranks = true;
   // By itself: other commands have other options.

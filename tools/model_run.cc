@@ -80,14 +80,16 @@ int run_processes(const ModelPlan& plan, std::int64_t tokens, const std::functio
   const int threads = plan.threads > 0 ? plan.threads : cores;
   const bool speaks = world->rank() == 0;
   std::unique_ptr<LlamaModel::Impl> model;
+  std::optional<ThreadPool> pool;
+  std::unique_ptr<kernels::ModelOps> ops;
   on_all_or_none(*world, [&] {
     kernels::cuda::stay_on_gpu(place.gpu);
     check_memory(plan, place.gpu, tokens, world->size(), place.sharing, shared ? 1 : place.sharing);
     model = load(plan, place.gpu, threads, speaks);
+    pool.emplace(threads);
+    ops = kernels::make_model_ops(place.gpu, *pool);
   });
-  ThreadPool pool(threads);
-  const auto ops = kernels::make_model_ops(place.gpu, pool);
-  return body({world, *model, pool, *ops, place.here, speaks});
+  return body({world, *model, *pool, *ops, place.here, speaks});
 }
 
 // Ranks on one GPU, or on the CPU, share a model; every other GPU has one of its own.

@@ -13,9 +13,9 @@
 
 namespace treeattn::tools {
 
-// A thread of its own draws it, so that a step that takes long is seen as well; where there can be no more threads there
-// is no line. For use by one thread. One may begin and end while another lives, as steps of its step: what is drawn then
-// is the inner one.
+// A thread of its own draws it, so that a step that takes long is seen as well; where there can be no more threads
+// there is no line. For use by one thread. One may begin and end while another lives, as steps of its step: what is
+// drawn then is the inner one.
 class Progress {
  public:
   // total: how many steps there will be; 0: there is one thing to wait for, which begins now.
