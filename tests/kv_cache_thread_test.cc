@@ -185,6 +185,20 @@ std::shared_ptr<Communicator> without_the_lost(Communicator& world, const std::f
   return nullptr;
 }
 
+// Also for tokens that it does not carry: or one rank would have grown and another not.
+TEST(KvCacheRanks, EveryRankRefusesAWrongPage) {
+  std::vector<float> rows(2 * 64 * 2 * 16);
+  const std::int32_t table[] = {1, 99};
+  run_ranks(2, [&](std::shared_ptr<Communicator> world) {
+    KvCache cache(world, {.kv_heads = 2, .k_dim = 16, .v_dim = 16, .order = {64, 4}});
+    const SequenceId id = cache.add_sequence();
+    const KvView view = KvView::paged(rows.data(), DType::kFloat32, 2, 64, 2, 16, 1, 2, table);
+    EXPECT_EQ(cache.carried(id, 0, 0).size(), 0u);
+    EXPECT_THROW(cache.append(id, view, view), InvalidArgument) << "rank " << world->rank();
+    EXPECT_EQ(cache.length(id), 0) << "rank " << world->rank();
+  });
+}
+
 TEST(KvCacheRanks, GoesOnWithoutALostRank) {
   const std::uint64_t seed = test_seed();
   for (int round = 0; round < 24 / static_cast<int>(thinning()); ++round) {

@@ -244,6 +244,12 @@ const BadCall kBadCalls[] = {
        c.options.softcap = 0x1p80f;
      },
      {"softcap = 1.208", "scale = 8.27", "2^-100"}},
+    {"softcap_far_above_the_default_scale",
+     [](Call& c) {
+       c.options.scale.reset();
+       c.options.softcap = 0x1p99f;
+     },
+     {"softcap = 6.33", "with scale = 0.", "2^-100"}},
     {"softcap_denormal", [](Call& c) { c.options.softcap = 1e-40f; }, {"softcap = 1e-40"}},
     {"slopes_count",
      [](Call& c) { c.options.alibi_slopes = std::span(c.slopes).first(4); },

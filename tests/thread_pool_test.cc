@@ -180,7 +180,7 @@ TEST(ThreadPool, AfterForkTheChildGetsAnErrorInsteadOfWaiting) {
 #endif
 
 TEST(ThreadPool, NeedsAThread) {
-  for (const int threads : {0, -1}) {
+  for (const int threads : {0, -1, 1 << 30}) {
     try {
       ThreadPool pool(threads);
       FAIL() << "no exception";

@@ -38,7 +38,7 @@ struct Traffic {
 };
 
 // lower[i] = reduce(lower[i], higher[i]) for `count` elements. Called with the side of the lower ranks first; need not
-// commute. A rank where it throws is lost to the others.
+// commute. A rank where it throws must leave: it may not call the communicator again, and is lost to the others.
 using ReduceFn = std::function<void(std::byte* lower, const std::byte* higher, std::size_t count)>;
 
 // A message under way. Movable; destroying it gives the message up but not its buffer, which lives until it is safe.
@@ -166,6 +166,7 @@ void run_ranks(int ranks, const std::function<void(std::shared_ptr<Communicator>
 // MPI. To outlive a rank the launcher must let the others live (Open MPI: mpirun --enable-recovery).
 std::shared_ptr<Communicator> mpi_communicator(RankOptions options = {});
 // The same over a communicator of the caller's, given as a Fortran handle (MPI_Comm_c2f). MPI must outlive it.
+// Throws InvalidArgument for what is none, such as MPI_COMM_NULL.
 std::shared_ptr<Communicator> mpi_communicator(int fortran_handle, RankOptions options = {});
 // Whether this build has MPI, and whether an MPI launcher started this process.
 bool mpi_available();

@@ -92,9 +92,9 @@ struct GenerateResult {
 // Tokens done of all there are.
 using TokenProgress = std::function<void(std::int64_t done, std::int64_t total)>;
 
-// What is called as a text grows. Any may be empty. A rank whose listener throws is lost to the others, unless those of
-// all ranks throw at the same place: then the session can go on. A listener that calls generate() of the same session
-// gets an Error, and so does save() by prefill and recovery.
+// What is called as a text grows. Any may be empty. A rank whose listener throws must leave, and is lost to the others,
+// unless those of all ranks throw at the same place: then the session can go on. A listener that calls generate() of
+// the same session gets an Error, and so does save() by prefill and recovery.
 struct TextListener {
   std::function<void(std::string_view)> text{};  // whole UTF-8 characters
   std::function<void(const TokenChoice&)> token{};

@@ -17,7 +17,7 @@ namespace treeattn {
 // needs its own pool: run() throws Error.
 class ThreadPool {
  public:
-  // Requires threads >= 1. Throws InvalidArgument otherwise, std::system_error where so many cannot be started.
+  // Requires 1 to 65536 threads. Throws InvalidArgument otherwise, std::system_error where so many cannot be started.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -224,8 +224,10 @@ void ThreadPool::Impl::run(std::size_t count, const std::function<void(std::size
 }
 
 ThreadPool::ThreadPool(int threads) {
-  if (threads < 1) {
-    throw InvalidArgument("ThreadPool: threads is " + std::to_string(threads) + "; accepted: 1 or more");
+  constexpr int kMost = 1 << 16;
+  if (threads < 1 || threads > kMost) {
+    throw InvalidArgument("ThreadPool: threads is " + std::to_string(threads) + "; accepted: 1 to " +
+                          std::to_string(kMost));
   }
   impl_ = std::make_unique<Impl>(threads);
 }

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/round_up.h"
 #include "comm/group.h"
 #include "comm/mpi_blocks.h"
@@ -395,6 +396,21 @@ std::shared_ptr<Communicator> make(MPI_Comm parent, const RankOptions& options,
   return communicator;
 }
 
+// What the handle stands for. MPI ends the process where that is nothing, unless it is told to return.
+MPI_Comm checked_handle(int handle) {
+  MPI_Errhandler before{};
+  check(MPI_Comm_get_errhandler(MPI_COMM_WORLD, &before), "MPI_Comm_get_errhandler");
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);  // its errors are those of what is no communicator
+  const MPI_Comm communicator = MPI_Comm_f2c(handle);
+  int between_groups = 0;
+  const bool known = communicator != MPI_COMM_NULL && MPI_Comm_test_inter(communicator, &between_groups) == MPI_SUCCESS;
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, before);
+  MPI_Errhandler_free(&before);
+  base::require(known && between_groups == 0,
+                "fortran_handle = {}; accepted: MPI_Comm_c2f() of a communicator of one group", handle);
+  return communicator;
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> mpi_communicator_of_blocks(std::size_t largest_block) {
@@ -413,7 +429,7 @@ std::shared_ptr<Communicator> mpi_communicator(RankOptions options) {
 
 std::shared_ptr<Communicator> mpi_communicator(int fortran_handle, RankOptions options) {
   comm::initialize();
-  return comm::make(MPI_Comm_f2c(fortran_handle), options);
+  return comm::make(comm::checked_handle(fortran_handle), options);
 }
 
 bool mpi_available() { return true; }

@@ -230,21 +230,18 @@ std::vector<std::int64_t> checked_first_query(const AttentionInput& in, std::spa
   return first;
 }
 
-void check_options(const AttentionOptions& options, std::int64_t heads) {
-  if (options.scale) {
-    const float scale = *options.scale;
-    const float magnitude = std::fabs(scale);
-    require(scale == 0.0f || (magnitude >= kMinFactor && magnitude <= kMaxFactor),
-            "scale = {}; accepted: 0 or a magnitude of 2^-100 to 2^100", scale);
-  }
+// scale: the one that holds, given or not.
+void check_options(const AttentionOptions& options, float scale, std::int64_t heads) {
+  require(scale == 0.0f || (std::fabs(scale) >= kMinFactor && std::fabs(scale) <= kMaxFactor),
+          "scale = {}; accepted: 0 or a magnitude of 2^-100 to 2^100", scale);
   require(options.window >= 0, "window = {}; accepted: 0 (none) or more", options.window);
   const float cap = options.softcap;
   require(cap == 0.0f || (cap >= kMinFactor && cap <= kMaxFactor),
           "softcap = {}; accepted: 0 (none) or 2^-100 to 2^100", cap);
-  if (cap > 0.0f && options.scale.value_or(0.0f) != 0.0f) {
-    const float ratio = std::fabs(*options.scale) / cap;
+  if (cap > 0.0f && scale != 0.0f) {
+    const float ratio = std::fabs(scale) / cap;
     require(ratio >= kMinFactor && ratio <= kMaxFactor,
-            "softcap = {} with scale = {}; accepted: a quotient of 2^-100 to 2^100", cap, *options.scale);
+            "softcap = {} with scale = {}; accepted: a quotient of 2^-100 to 2^100", cap, scale);
   }
   const auto slopes = options.alibi_slopes;
   require(slopes.empty() || slopes.size() == static_cast<std::size_t>(heads),
@@ -321,9 +318,9 @@ Problem make_problem(const AttentionInput& in, const AttentionOptions& options, 
   check_kv_memory("k", in.k, problem);
   check_kv_memory("v", in.v, problem);
 
-  check_options(options, in.q.heads);
   problem.scale =
       options.scale ? *options.scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(in.q.head_dim)));
+  check_options(options, problem.scale, in.q.heads);
   problem.causal = options.causal;
   // No two positions are this far apart, so a wider window hides nothing more, and sums with it cannot overflow.
   problem.window = std::min(options.window, 4 * kMaxPosition);

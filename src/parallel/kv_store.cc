@@ -215,6 +215,9 @@ void KvStore::append_by(SequenceId sequence, const KvView& k, const KvView& v, c
   require(config_.layers == 1, "append with layers = {}; accepted: 1, else extend and write each layer",
           config_.layers);
   check_write(k, v);
+  // All of them, whoever carries what: lengths must not part where one rank refuses.
+  check_pages("k", k, 0, k.tokens);
+  check_pages("v", v, 0, v.tokens);
   const std::int64_t before = length(sequence);
   extend(sequence, k.tokens);
   try {

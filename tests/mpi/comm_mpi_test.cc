@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
+#include <string_view>
 #include <vector>
 
 #include "comm/mpi_blocks.h"
@@ -29,6 +30,18 @@ void check_two_communicators(Communicator& world) {
   testing::check_chain(*other, 10);
   testing::check_chain(world, 10);
   testing::check_ring(*other);
+}
+
+// MPI itself would end the process.
+void check_wrong_handles() {
+  for (const MPI_Fint handle : {MPI_Comm_c2f(MPI_COMM_NULL), 123456}) {
+    try {
+      mpi_communicator(static_cast<int>(handle));
+      expect(false, "handle {} was taken", handle);
+    } catch (const InvalidArgument& error) {
+      expect(std::string_view(error.what()).starts_with("fortran_handle = "), "{}", error.what());
+    }
+  }
 }
 
 // Everything sent is on one node, and a message given up does not harm the next one.
@@ -84,6 +97,7 @@ int run() {
   int failed = 0;
   auto cases = testing::comm_cases();
   cases.push_back({"TwoCommunicators", check_two_communicators});
+  cases.push_back({"WrongHandles", [](Communicator&) { check_wrong_handles(); }});
   cases.push_back({"GivenUp", check_given_up});
   cases.push_back({"LongMessages", check_long_messages});
   for (const auto& one : cases) {
