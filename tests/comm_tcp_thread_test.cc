@@ -129,6 +129,25 @@ TEST(Tcp, ASenderThatLeavesHasSentWhatItSaid) {
       with_deadline(60));
 }
 
+// The same of one that has gone on without a lost rank.
+TEST(Tcp, ASurvivorThatLeavesHasSentWhatItSaid) {
+  constexpr int kMessages = 500;
+  run_tcp_threads(
+      3,
+      [](std::shared_ptr<Communicator> world) {
+        if (world->rank() == 2) return;
+        EXPECT_THROW(world->barrier(), LostRanks);
+        const auto survivors = world->shrink();
+        std::vector<std::byte> data(std::size_t{64} << 10);
+        if (survivors->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        for (int i = 0; i < kMessages; ++i) {
+          Request request = survivors->rank() == 0 ? survivors->send(1, data) : survivors->receive(0, data);
+          survivors->wait(request);
+        }
+      },
+      with_deadline(60));
+}
+
 // A rank that closes its end, in the middle of things.
 TEST(Tcp, SurvivorsOfALostRankGoOn) {
   for (const int lost : {0, 2}) {

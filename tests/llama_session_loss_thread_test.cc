@@ -242,7 +242,7 @@ class WatchedTransport final : public comm::Transport {
   std::optional<comm::ReceivedNote> next_note() override { return inner_->next_note(); }
   void pause(int idle) override { inner_->pause(idle); }
   bool gone(int rank) const override { return inner_->gone(rank); }
-  void mark_broken() override { inner_->mark_broken(); }
+  void mark_lost(const std::vector<int>& ranks) override { inner_->mark_lost(ranks); }
 
  private:
   const std::shared_ptr<comm::Transport> inner_;

@@ -238,7 +238,7 @@ class NotesOnly final : public comm::Transport {
   }
   void pause(int) override { read_at_once_ = 0; }
   bool gone(int rank) const override { return others_are_gone_ && rank != 0; }
-  void mark_broken() override {}
+  void mark_lost(const std::vector<int>&) override {}
 
  private:
   const std::vector<int> nodes_;

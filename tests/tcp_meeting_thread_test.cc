@@ -384,6 +384,28 @@ TEST(TcpMeeting, ARankThatWaitsForRank0DoesNotReachItself) {
   expect_end_of(child, "no network of its own for a process");
 }
 
+// The port where those are called who come before rank 0 is any but its own. Linux gives those of odd numbers first to
+// who asks for any; here but one of them is left.
+TEST(TcpMeeting, WhoComesBeforeRank0LeavesItsPortFree) {
+  const pid_t child = start_process([] {
+    if (!enter_small_network()) return false;
+    std::deque<comm::Socket> taken;
+    for (const int port : {45683, 45685, 45687}) {
+      taken.emplace_back(::socket(AF_INET6, SOCK_STREAM, 0));
+      sockaddr_in6 address{};
+      address.sin6_family = AF_INET6;
+      address.sin6_port = htons(static_cast<std::uint16_t>(port));
+      EXPECT_EQ(::bind(taken.back().fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    }
+    std::thread second([] { meet(1, 2, 45681); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    meet(0, 2, 45681);
+    second.join();
+    return true;
+  });
+  expect_end_of(child, "no network of its own for a process");
+}
+
 // A cluster may give rank 0's machine its name when that has started, after others ask for it.
 TEST(TcpMeeting, ANameThatIsNotKnownYetIsAskedForAgain) {
   const TemporaryDirectory directory;

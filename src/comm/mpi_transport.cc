@@ -282,7 +282,7 @@ class MpiTransport final : public Transport {
 
   bool gone(int rank) const override { return gone_[static_cast<std::size_t>(rank)]; }
 
-  void mark_broken() override {
+  void mark_lost(const std::vector<int>&) override {
     broken_ = true;
     process().finalize = false;
   }

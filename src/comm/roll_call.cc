@@ -38,6 +38,7 @@ Family::Family(Endpoint& endpoint, int context, std::vector<int> members)
 void Family::add_lost(const RankSet& more) {
   unite(lost_, more);
   unite(endpoint_.lost, more);
+  if (!more.empty()) endpoint_.transport()->mark_lost(more);
 }
 
 void Family::call(Instant listen_until, Instant end) {
@@ -153,7 +154,7 @@ void Family::finish() {
   phase_ = Phase::kOver;
   unite(endpoint_.lost, lost_);
   state_.clear();
-  endpoint_.transport()->mark_broken();
+  endpoint_.transport()->mark_lost(lost_);
   // What was under way when the rank was lost must not lie here as long as the others go on.
   for (const int context : contexts_) {
     endpoint_.transport()->forget(tag_of(context, Channel::kPointToPoint), kChannels);

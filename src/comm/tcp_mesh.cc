@@ -51,6 +51,12 @@ bool has_gone(const Socket& socket) {
   return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
 }
 
+// Wherever there is room, but not where rank 0 is to be found: it may not be there yet.
+Socket listen_beside(int port) {
+  Socket socket = listen_on(0);
+  return port_of(socket) == port ? listen_on(0) : std::move(socket);
+}
+
 // Rank 0: hears of everyone, then tells everyone of all. A rank that went away meanwhile (its own deadline was over)
 // may be started again: its place is free.
 std::vector<TcpCard> collect(const Socket& listening, const TcpCard& mine, const TcpDeadline& deadline) {
@@ -120,7 +126,7 @@ TcpMesh connect_mesh(const TcpPlace& place, Seconds within) {
   mesh.machine.assign(size, base::machine_name());
   if (place.size == 1) return mesh;
 
-  const Socket listening = listen_on(0);
+  const Socket listening = listen_beside(place.port);
   TcpCard mine;
   mine.rank = place.rank;
   mine.size = place.size;

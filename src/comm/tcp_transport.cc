@@ -82,6 +82,7 @@ struct Peer {
   std::deque<Unasked> unasked;
   std::size_t unasked_bytes = 0;  // that `unasked` and `content` take up, and notes that nobody has read
   bool gone = false;
+  bool lost = false;  // nothing is waited for from it, though it may not have gone
 
   // The message that is coming in.
   TcpHeader header;
@@ -110,9 +111,10 @@ class TcpTransport final : public Transport {
   ~TcpTransport() override {
     const Instant end = after(Clock::now(), flush_for_);
     const auto waiting = [&] {
-      return std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return !p.gone && !p.out.empty(); });
+      return std::any_of(peers_.begin(), peers_.end(),
+                         [](const Peer& p) { return !p.gone && !p.lost && !p.out.empty(); });
     };
-    while (waiting() && !broken_ && Clock::now() < end) {
+    while (waiting() && Clock::now() < end) {
       move_all_quietly();
       wait(1);
     }
@@ -237,7 +239,9 @@ class TcpTransport final : public Transport {
   }
 
   bool gone(int rank) const override { return peers_[index(rank)].gone; }
-  void mark_broken() override { broken_ = true; }
+  void mark_lost(const std::vector<int>& ranks) override {
+    for (const int rank : ranks) peers_[index(rank)].lost = true;
+  }
 
  private:
   static constexpr std::int32_t kDropped = -2;
@@ -498,8 +502,7 @@ class TcpTransport final : public Transport {
   std::set<int> forgotten_;          // tags
   std::deque<ReceivedNote> notes_;
   const std::size_t most_unasked_ = std::max(kLeastUnasked, base::available_memory().value_or(0) / 2);
-  std::size_t unasked_bytes_ = 0;  // of all peers
-  bool broken_ = false;
+  std::size_t unasked_bytes_ = 0;             // of all peers
   std::array<std::byte, kCopyUpTo> dropped_;  // what nobody wants, one piece over the other
 };
 

@@ -147,7 +147,7 @@ class ThreadTransport final : public Transport {
     return hub_->inboxes[static_cast<std::size_t>(rank)].gone.load(std::memory_order_acquire);
   }
 
-  void mark_broken() override {}
+  void mark_lost(const std::vector<int>&) override {}
 
  private:
   using Match = std::pair<std::shared_ptr<ThreadMessage>, ThreadReceive*>;

@@ -69,8 +69,9 @@ class Transport {
   // Whether a rank is known to be gone for good (its thread has ended). What it sent before is still delivered. A
   // transport that cannot tell says no.
   virtual bool gone(int rank) const = 0;
-  // A rank has been lost: whatever needs all ranks (MPI_Finalize) must not be done any more.
-  virtual void mark_broken() = 0;
+  // These have been lost: nothing is waited for from them, and whatever needs all ranks (MPI_Finalize) must not be done
+  // any more.
+  virtual void mark_lost(const std::vector<int>& ranks) = 0;
 };
 
 }  // namespace treeattn::comm
