@@ -10,6 +10,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <fstream>
 #include <functional>
@@ -355,11 +356,26 @@ TEST(KvFiles, RanksMeetAfterEveryBranch) {
                          KvCache::load(world, directory.path(), std::vector<double>{1, 0, 0});
                        }),
                        steps_of([&] {
-                         cache.rebalance(std::vector<double>{0, 0, 1});
+                         cache.rebalance(std::vector<double>{1, 0, 1});
                        })});
     }
-    for (std::size_t i = 0; i < 3; ++i) EXPECT_GE(steps[1][i], steps[0][i] + 12) << i;
+    const std::uint64_t barrier = std::bit_width(world->size() - 1u);
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_GE(steps[1][i], steps[0][i] + 12 * barrier) << i;
   });
+}
+
+// As what it is, though the others have nothing to complain of.
+TEST(KvFiles, WhatOneRankIsGivenWronglyEveryRankRefuses) {
+  const TemporaryDirectory directory;
+  KvCache(self_communicator(), file_config()).save(directory.path());
+  std::atomic<int> refused{0};
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    const int gpu = world->rank() == 1 ? -2 : KvCache::kHost;
+    EXPECT_THROW(KvCache::load(world, directory.path(), {}, gpu), InvalidArgument);
+    ++refused;
+    world->barrier();
+  });
+  EXPECT_EQ(refused.load(), 3);
 }
 
 TEST(KvFiles, ALoadDuringSavesHasOneOfThem) {

@@ -128,11 +128,11 @@ class KvCache {
   // Collective. One file per branch and a manifest, each checksummed, written beside and renamed: a save that fails or
   // is cut off leaves an earlier one in the same directory as it was. Files of other names (docs/architecture.md has
   // those of a save) stay there as they are. All ranks must see the directory. Groups that save into the same one do so
-  // one after the other, where the file system has locks (flock). Throws BadFile on every rank, also when another group
-  // still writes there after a minute.
+  // one after the other, where the file system has locks (flock). Throws on every rank: BadFile, also when another
+  // group still writes there after a minute; Unavailable where one of them has too little memory.
   void save(const std::filesystem::path& directory) const;
-  // Collective. Any number of ranks, also while another group saves there. Throws BadFile, naming file and reason, on
-  // every rank.
+  // Collective. Any number of ranks, also while another group saves there. Throws on every rank: BadFile,
+  // naming file and reason; InvalidArgument; Unavailable where one of them has no such GPU or too little memory.
   static KvCache load(std::shared_ptr<Communicator> communicator, const std::filesystem::path& directory,
                       std::span<const double> weights = {}, int gpu = kHost);
 

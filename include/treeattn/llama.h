@@ -172,7 +172,8 @@ class LlamaSession {
   LlamaSession(std::shared_ptr<const LlamaModel> model, std::shared_ptr<Communicator> communicator, ThreadPool& pool,
                const LlamaOptions& options = {});
   // Collective. What save() wrote, on any number of ranks; the type and the order of the cache are the file's. Throws
-  // BadFile, on every rank, also for the text of a model of another shape.
+  // on every rank: BadFile, also for the text of a model of another shape; Unavailable where one of them has too little
+  // memory.
   static LlamaSession load(const std::filesystem::path& directory, std::shared_ptr<const LlamaModel> model,
                            std::shared_ptr<Communicator> communicator, ThreadPool& pool,
                            const LlamaOptions& options = {});

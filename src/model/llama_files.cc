@@ -73,20 +73,20 @@ void Llama::save(const fs::path& directory, std::span<const std::int32_t> pendin
   const bool writes = communicator()->rank() == 0;
   // Two saves at once would leave one's tokens beside the other's cache.
   const parallel::DirectoryTurn turn(*communicator(), directory);
-  const std::string failure = !writes ? std::string() : parallel::failure_of([&] {
+  parallel::on_all_or_none(*communicator(), [&] {
+    if (!writes) return;
     const SavedText text{shape_digest(config()), turn.generation(), transcripts_, {pending.begin(), pending.end()}};
     keep_draft_of_cache(directory);
     base::File draft = base::File::create(directory / kDraft);
     draft.write(encode(text));
     draft.finish();
   });
-  parallel::throw_if_any_failed(*communicator(), failure);
   parallel::save(cache_.store(), directory, &turn);
-  const std::string renaming = !writes ? std::string() : parallel::failure_of([&] {
+  parallel::on_all_or_none(*communicator(), [&] {
+    if (!writes) return;
     fs::rename(directory / kDraft, directory / kName);
     base::sync_directory(directory);
   });
-  parallel::throw_if_any_failed(*communicator(), renaming);
 }
 
 std::unique_ptr<Llama> Llama::load(const fs::path& directory, std::shared_ptr<const Weights> weights,
@@ -94,14 +94,13 @@ std::unique_ptr<Llama> Llama::load(const fs::path& directory, std::shared_ptr<co
                                    LlamaOptions options, std::vector<std::int32_t>* pending) {
   KvCache cache = KvCache::load(communicator, directory, {}, ops.gpu());
   SavedText text;
-  const std::string failure = parallel::failure_of([&] {
+  parallel::on_all_or_none(*communicator, [&] {
     text = text_of(directory, cache);
     if (text.model != shape_digest(weights->config())) {
       base::throw_bad_file(directory / kName, "was made by a model of another shape");
     }
     model::check_tokens(text, weights->config().vocab, directory / kName);
   });
-  parallel::throw_if_any_failed(*communicator, failure);
   options.kv_type = cache.config().k_type;
   options.order = cache.config().order;
   std::unique_ptr<Llama> out(new Llama(std::move(weights), std::move(cache), ops, pool, options));

@@ -8,7 +8,9 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <exception>
 #include <map>
+#include <new>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -49,17 +51,51 @@ std::optional<int> first_failed(Communicator& communicator, bool failed) {
   return first == all.end() ? std::nullopt : std::optional(static_cast<int>(first - all.begin()));
 }
 
-std::string failure_of_any(Communicator& communicator, const std::string& failure) {
-  const std::optional<int> root = first_failed(communicator, !failure.empty());
-  if (!root) return {};
+namespace {
+
+// Collective. The rank's own failure, or, where it has none, that of rank `first`.
+std::string own_or_first(Communicator& communicator, const std::string& own, int first) {
   std::array<char, 1024> text{};  // zero at the end
-  if (communicator.rank() == *root) std::memcpy(text.data(), failure.data(), std::min(failure.size(), text.size() - 1));
-  communicator.broadcast(std::as_writable_bytes(std::span(text)), *root);
-  return failure.empty() ? fmt::format("rank {}: {}", *root, text_of(*root, text)) : failure;
+  if (communicator.rank() == first) std::memcpy(text.data(), own.data(), std::min(own.size(), text.size() - 1));
+  communicator.broadcast(std::as_writable_bytes(std::span(text)), first);
+  return own.empty() ? fmt::format("rank {}: {}", first, text_of(first, text)) : own;
 }
 
-void throw_if_any_failed(Communicator& communicator, const std::string& failure) {
-  if (const std::string any = failure_of_any(communicator, failure); !any.empty()) throw BadFile(any);
+enum class Kind : std::uint8_t { kBadFile, kInvalidArgument, kUnavailable };
+
+Kind kind_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const InvalidArgument&) {
+    return Kind::kInvalidArgument;
+  } catch (const Unavailable&) {
+    return Kind::kUnavailable;
+  } catch (const std::bad_alloc&) {
+    return Kind::kUnavailable;
+  } catch (...) {
+    return Kind::kBadFile;
+  }
+}
+
+}  // namespace
+
+std::string failure_of_any(Communicator& communicator, const std::string& failure) {
+  const std::optional<int> first = first_failed(communicator, !failure.empty());
+  return first ? own_or_first(communicator, failure, *first) : std::string();
+}
+
+void throw_if_any_failed(Communicator& communicator, const std::exception_ptr& failure) {
+  const std::string own = !failure ? std::string() : failure_of([&] { std::rethrow_exception(failure); });
+  Kind kind = failure ? kind_of(failure) : Kind::kBadFile;
+  const std::optional<int> first = first_failed(communicator, !own.empty());
+  if (!first) return;
+  communicator.broadcast(std::as_writable_bytes(std::span(&kind, 1)), *first);
+  base::require_sent(kind <= Kind::kUnavailable, *first, "{} for what its failure is; accepted: 0 to 2",
+                     static_cast<int>(kind));
+  const std::string text = own_or_first(communicator, own, *first);
+  if (kind == Kind::kInvalidArgument) throw InvalidArgument(text);
+  if (kind == Kind::kUnavailable) throw Unavailable(text);
+  throw BadFile(text);
 }
 
 void require_same(Communicator& communicator, std::span<const Given> given) {

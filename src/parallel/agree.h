@@ -68,8 +68,20 @@ std::optional<int> first_failed(Communicator& communicator, bool failed);
 // Collective. Where `failure` is not empty on some rank: the rank's own, or that of the lowest rank that has one, with
 // its number.
 std::string failure_of_any(Communicator& communicator, const std::string& failure);
-// Collective. Throws it as BadFile on every rank.
-void throw_if_any_failed(Communicator& communicator, const std::string& failure);
+// Collective. Where `failure` is not null on some rank: every rank throws, its own or that of the lowest rank that has
+// one, as what that one's is: InvalidArgument, Unavailable (also for want of memory), else BadFile.
+void throw_if_any_failed(Communicator& communicator, const std::exception_ptr& failure);
+// Collective. work() of this rank alone, which must not communicate, and what any rank's threw on every rank.
+template <class Work>
+void on_all_or_none(Communicator& communicator, const Work& work) {
+  std::exception_ptr failure;
+  try {
+    work();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  throw_if_any_failed(communicator, failure);
+}
 
 // Something that every rank must be given alike.
 struct Given {

@@ -59,14 +59,16 @@ std::uint64_t new_generation() {
 }
 
 // Leftovers cost only room, so failures are of no interest.
-void remove_other_generations(const fs::path& directory, std::uint64_t generation) {
+std::vector<fs::path> other_generations(const fs::path& directory, std::uint64_t generation) {
   const std::string ours = branch_name(0, generation);
+  std::vector<fs::path> others;
   std::error_code ignored;
   for (fs::directory_iterator entry(directory, ignored), end; entry != end; entry.increment(ignored)) {
     const std::string name = entry->path().filename().string();
     const bool other = is_branch_name(name) && name.substr(name.find('.')) != ours.substr(ours.find('.'));
-    if (other) fs::remove(entry->path(), ignored);
+    if (other) others.push_back(entry->path());
   }
+  return others;
 }
 
 // The bytes of each layer of each page of a branch, one after the other, and a running checksum over them.
@@ -161,6 +163,14 @@ void read_branch(KvStore& store, const fs::path& directory, std::uint64_t genera
   for (std::size_t i = 0; i < pages.size(); ++i) stream.read(store.pool(), pages[i], tokens[i]);
 }
 
+// Those of this rank, of a save that has failed.
+void remove_branches(const KvStore& store, const fs::path& directory, std::uint64_t generation) {
+  std::error_code ignored;
+  for (const int leaf : store.shares().leaves_of(store.communicator()->rank())) {
+    fs::remove(branch_file(directory, plan::branch_of_leaf(store.config().order, leaf), generation), ignored);
+  }
+}
+
 Manifest parsed_manifest(const fs::path& path, std::span<const std::byte> bytes) {
   try {
     return parse_manifest(bytes);
@@ -169,23 +179,21 @@ Manifest parsed_manifest(const fs::path& path, std::span<const std::byte> bytes)
   }
 }
 
-// Before tables are made as long as the manifest says: are there files that have so many chunks?
-void check_branch_sizes(const Manifest& manifest, const fs::path& directory, std::span<const int> leaves) {
+// Before tables are made as long as the manifest says: is there a file that has so many chunks?
+void check_branch_size(const Manifest& manifest, const fs::path& directory, int leaf) {
   const ReductionOrder& order = manifest.config.order;
-  for (const int leaf : leaves) {
-    std::uint64_t chunks = 0;  // at most 2^54 a sequence
-    bool overflow = false;
-    for (const SequenceRecord& sequence : manifest.sequences) {
-      if (sequence.length == 0) continue;
-      const std::int64_t last = plan::chunk_of(order, sequence.length - 1);
-      overflow |= __builtin_add_overflow(chunks, plan::chunks_of_leaf(order, leaf, 0, last), &chunks);
-    }
-    if (chunks == 0) continue;
-    const fs::path path = branch_file(directory, plan::branch_of_leaf(order, leaf), manifest.generation);
-    const std::uint64_t size = File::open(path).size();
-    if (overflow || chunks > size || branch_header_bytes(chunks) > size) {
-      base::throw_bad_file(path, fmt::format("has {} bytes, too few for {} chunks", size, chunks));
-    }
+  std::uint64_t chunks = 0;  // at most 2^54 a sequence
+  bool overflow = false;
+  for (const SequenceRecord& sequence : manifest.sequences) {
+    if (sequence.length == 0) continue;
+    const std::int64_t last = plan::chunk_of(order, sequence.length - 1);
+    overflow |= __builtin_add_overflow(chunks, plan::chunks_of_leaf(order, leaf, 0, last), &chunks);
+  }
+  if (chunks == 0) return;
+  const fs::path path = branch_file(directory, plan::branch_of_leaf(order, leaf), manifest.generation);
+  const std::uint64_t size = File::open(path).size();
+  if (overflow || chunks > size || branch_header_bytes(chunks) > size) {
+    base::throw_bad_file(path, fmt::format("has {} bytes, too few for {} chunks", size, chunks));
   }
 }
 
@@ -193,27 +201,41 @@ void check_branch_sizes(const Manifest& manifest, const fs::path& directory, std
 Manifest manifest_of(Communicator& communicator, const fs::path& directory) {
   const fs::path path = directory / kManifestName;
   std::vector<std::byte> bytes;
-  throw_if_any_failed(communicator, failure_of([&] {
-                        if (communicator.rank() != 0) return;
-                        bytes = base::read_bytes(path);
-                        parsed_manifest(path, bytes);
-                      }));
+  on_all_or_none(communicator, [&] {
+    if (communicator.rank() != 0) return;
+    bytes = base::read_bytes(path);
+    parsed_manifest(path, bytes);
+  });
   share(communicator, bytes, 0);
   return parsed_manifest(path, bytes);
 }
 
-// Collective. work(leaf) for every leaf of this rank, and after each of them all ranks meet: who has more to do with
-// the disk than others, or a slower one, would otherwise be missed by those who wait for it.
-template <class Work>
-void leaf_by_leaf(Communicator& communicator, const plan::Shares& shares, const Work& work) {
-  const std::vector<int> leaves = shares.leaves_of(communicator.rank());
-  std::size_t rounds = 0;
-  for (int rank = 0; rank < shares.ranks(); ++rank) rounds = std::max(rounds, shares.leaves_of(rank).size());
-  for (std::size_t i = 0; i < rounds; ++i) {
-    throw_if_any_failed(communicator, failure_of([&] {
-                          if (i < leaves.size()) work(leaves[i]);
-                        }));
+// Files that a rank opens or removes before all ranks meet.
+constexpr std::size_t kFilesAtOnce = 32;
+
+// Collective. work() with every one of `mine`, and after some of them all ranks meet: who has more to do with the disk
+// than others, or a slower one, would otherwise be missed by those who wait for it. No rank has more than `most`.
+template <class T, class Work>
+void meet_after_every(std::size_t some, Communicator& communicator, std::span<const T> mine, std::size_t most,
+                      const Work& work) {
+  for (std::size_t done = 0; done < most; done += some) {
+    on_all_or_none(communicator, [&] {
+      for (std::size_t i = done; i < std::min(done + some, mine.size()); ++i) work(mine[i]);
+    });
   }
+}
+
+std::size_t most_leaves(const plan::Shares& shares) {
+  std::size_t most = 0;
+  for (int rank = 0; rank < shares.ranks(); ++rank) most = std::max(most, shares.leaves_of(rank).size());
+  return most;
+}
+
+// The same with the leaves of each rank.
+template <class Work>
+void leaf_by_leaf(Communicator& communicator, const plan::Shares& shares, const Work& work, std::size_t some = 1) {
+  const std::vector<int> leaves = shares.leaves_of(communicator.rank());
+  meet_after_every(some, communicator, std::span(leaves), most_leaves(shares), work);
 }
 
 // Collective. The cache that the manifest speaks of.
@@ -221,15 +243,20 @@ std::unique_ptr<KvStore> load_as(const Manifest& manifest, const std::shared_ptr
                                  const fs::path& directory, std::span<const double> weights, int gpu) {
   plan::Shares shares = make_shares(*communicator, manifest.config, weights);
   require_same(*communicator, digest(shares), "weights");
-  const std::vector<int> leaves = shares.leaves_of(communicator->rank());
-  throw_if_any_failed(*communicator, failure_of([&] { check_branch_sizes(manifest, directory, leaves); }));
+  leaf_by_leaf(
+      *communicator, shares, [&](int leaf) { check_branch_size(manifest, directory, leaf); }, kFilesAtOnce);
   std::unique_ptr<KvStore> store;
-  throw_if_any_failed(*communicator, failure_of([&] {
-    store = std::make_unique<KvStore>(communicator, manifest.config, std::move(shares), gpu);
-    for (const auto& [id, length] : manifest.sequences) store->restore(id, length);
+  on_all_or_none(*communicator, [&] {
+    check_gpu(gpu);  // what else is refused here is the manifest's
+    try {
+      store = std::make_unique<KvStore>(communicator, manifest.config, std::move(shares), gpu);
+      for (const auto& [id, length] : manifest.sequences) store->restore(id, length);
+    } catch (const InvalidArgument& error) {
+      base::throw_bad_file(directory / kManifestName, error.what());
+    }
     store->restore_next(manifest.next_sequence);
     store->restore_generation(manifest.generation);
-  }));
+  });
   leaf_by_leaf(*communicator, store->shares(),
                [&](int leaf) { read_branch(*store, directory, manifest.generation, leaf); });
   return store;
@@ -244,11 +271,11 @@ bool is_cache_file(std::string_view name) {
 DirectoryTurn::DirectoryTurn(Communicator& communicator, const fs::path& directory) : generation_(new_generation()) {
   constexpr double kPatience = 60;  // seconds
   const bool first = communicator.rank() == 0;
-  throw_if_any_failed(communicator, failure_of([&] {
-                        std::error_code error;
-                        if (first) fs::create_directories(directory, error);
-                        if (error) base::throw_bad_file(directory, "cannot create: " + error.message());
-                      }));
+  on_all_or_none(communicator, [&] {
+    std::error_code error;
+    if (first) fs::create_directories(directory, error);
+    if (error) base::throw_bad_file(directory, "cannot create: " + error.message());
+  });
   const auto start = base::Clock::now();
   enum class Answer : std::uint8_t { kOurs, kBusy, kTooLong };
   for (;;) {
@@ -277,29 +304,35 @@ void save(const KvStore& store, const fs::path& directory, const DirectoryTurn* 
   try {
     leaf_by_leaf(communicator, store.shares(),
                  [&](int leaf) { write_branch(store, directory, manifest.generation, leaf); });
-    throw_if_any_failed(communicator, failure_of([&] { base::sync_directory(directory); }));
-    throw_if_any_failed(communicator, failure_of([&] {
-                          if (!first) return;
-                          // What others wrote elsewhere (another machine's disk) would be missed only when it is read.
-                          const std::vector<int> all_leaves = base::counting(store.config().order.branches);
-                          check_branch_sizes(manifest, directory, all_leaves);
-                          const fs::path draft = directory / kManifestDraft;
-                          base::Replacement file(directory / kManifestName, draft, draft);
-                          file.write(encode(manifest));
-                          file.finish();
-                        }));
+    on_all_or_none(communicator, [&] { base::sync_directory(directory); });
+    // What others wrote elsewhere (another machine's disk) would be missed only when it is read.
+    const std::vector<int> all_leaves = base::counting(store.config().order.branches);
+    meet_after_every(kFilesAtOnce, communicator, std::span(all_leaves).first(first ? all_leaves.size() : 0),
+                     all_leaves.size(), [&](int leaf) { check_branch_size(manifest, directory, leaf); });
+    on_all_or_none(communicator, [&] {
+      if (!first) return;
+      const fs::path draft = directory / kManifestDraft;
+      base::Replacement file(directory / kManifestName, draft, draft);
+      file.write(encode(manifest));
+      file.finish();
+    });
   } catch (const BadFile&) {
-    std::error_code ignored;
-    for (const int leaf : store.shares().leaves_of(communicator.rank())) {
-      const int branch = plan::branch_of_leaf(store.config().order, leaf);
-      fs::remove(branch_file(directory, branch, manifest.generation), ignored);
-    }
+    remove_branches(store, directory, manifest.generation);
+    throw;
+  } catch (const Unavailable&) {
+    remove_branches(store, directory, manifest.generation);
     throw;
   }
+  std::vector<fs::path> leftovers;
   // Not before the new manifest would survive a power cut.
   if (first && failure_of([&] { base::sync_directory(directory); }).empty()) {
-    remove_other_generations(directory, manifest.generation);
+    leftovers = other_generations(directory, manifest.generation);
   }
+  const auto most = largest_of_ranks<std::uint64_t>(communicator, leftovers.size());
+  meet_after_every(kFilesAtOnce, communicator, std::span<const fs::path>(leftovers), most, [](const fs::path& file) {
+    std::error_code ignored;
+    fs::remove(file, ignored);
+  });
 }
 
 std::unique_ptr<KvStore> load(std::shared_ptr<Communicator> communicator, const fs::path& directory,

@@ -35,16 +35,30 @@ struct Move {
   int to = 0;
 };
 
-// Every rank goes through the moves in this order, so the first that is not done has both its ranks waiting for it:
-// no deadlock. Each turn has one leaf of every pair of ranks, so that none waits for the whole traffic of another.
+// In each turn a rank has at most one leaf to send or to receive, so that in none anybody waits for more than one.
 std::vector<std::vector<Move>> turns_of(std::span<const int> holders, const plan::Shares& shares) {
-  std::map<std::pair<int, int>, std::size_t> moves_of_pair;
+  struct Rank {
+    std::vector<bool> busy{};  // in each turn
+    std::size_t first = 0;     // turn that it is free in
+    bool is_free(std::size_t turn) const { return turn >= busy.size() || !busy[turn]; }
+    void take(std::size_t turn) {
+      busy.resize(std::max(busy.size(), turn + 1));
+      busy[turn] = true;
+      while (!is_free(first)) ++first;
+    }
+  };
+  std::vector<Rank> ranks(static_cast<std::size_t>(shares.ranks()));
   std::vector<std::vector<Move>> turns;
   for (int leaf = 0; leaf < shares.branches(); ++leaf) {
     const int from = holders[static_cast<std::size_t>(leaf)];
     const int to = shares.rank_of(leaf);
     if (from == kNobody || from == to) continue;
-    const std::size_t turn = moves_of_pair[{from, to}]++;
+    Rank& sender = ranks[static_cast<std::size_t>(from)];
+    Rank& receiver = ranks[static_cast<std::size_t>(to)];
+    std::size_t turn = std::max(sender.first, receiver.first);
+    while (!sender.is_free(turn) || !receiver.is_free(turn)) ++turn;
+    sender.take(turn);
+    receiver.take(turn);
     if (turn == turns.size()) turns.emplace_back();
     turns[turn].push_back({leaf, from, to});
   }
