@@ -178,10 +178,10 @@ void read_added(const JsonNode& json, const Ids& ids, TokenizerFile& file, std::
     token.normalized = node.boolean_or("normalized", !token.special);
     if (node.boolean_or("single_word", false)) node.at("single_word").refuse("false");
     if (!seen.emplace(token.text, token.id).second) content.refuse("every added token once");
-    // One of the vocabulary keeps its bytes there: merges make it too.
+    // Found in a text as it is written, but the decoder takes it for one of the vocabulary.
     if (const auto known = ids.find(token.text); known == ids.end()) {
       claim(file, claimed, token.id, token.text, json.file());
-      file.token_bytes[static_cast<std::size_t>(token.id)] = token.text;
+      file.token_bytes[static_cast<std::size_t>(token.id)] = bytes_of_alphabet(token.text).value_or(token.text);
     } else if (known->second != token.id) {
       node.at("id").refuse(fmt::format("{}, its id in the vocabulary", known->second));
     }

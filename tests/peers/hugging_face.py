@@ -52,7 +52,7 @@ DATED_CHAT_TEMPLATE = ("{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
 def with_added(rng, text):
     """The text with added tokens, and things that look like them, at random places."""
     names = small_tokenizer.SPECIAL + ["<plain>", "<late>", "<wide>", " <wide> ", "<|eot", "<|", "|>", "<|eot_id|",
-                                       "\n<wide>\t"]
+                                       "\n<wide>\t", "\u0120own"]
     for _ in range(rng.randint(0, 4)):
         at = rng.randint(0, len(text))
         text = text[:at] + rng.choice(names) + text[at:]

@@ -51,10 +51,11 @@ def train(kind, corpus, vocab, ignore_merges):
                                   special_tokens=[unknown] if unknown else [], show_progress=False)
     tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
-    # One of every other sort: not special, found in the second pass, and one that takes the white space around it.
+    # One of every other sort: not special, found in the second pass, one that takes the white space around it, and one
+    # that is written as a vocabulary would write it.
     tokenizer.add_tokens([AddedToken("<plain>", normalized=False), AddedToken("<late>", normalized=True),
                           AddedToken("<wide>", lstrip=True, rstrip=True, normalized=False),
-                          AddedToken("<|eot", normalized=False)])
+                          AddedToken("<|eot", normalized=False), AddedToken("\u0120own", normalized=False)])
     bos = SPECIAL[0]
     tokenizer.post_processor = processors.Sequence([
         processors.ByteLevel(trim_offsets=False),
