@@ -262,28 +262,58 @@ TEST(GenerationConfig, TakesTheMostLikelyTokenUnlessToldToDraw) {
   EXPECT_EQ(drawn.temperature, 1);
 }
 
+// All that GenerationConfig of transformers 4.57 writes, and what 5.23 has beside it, at its defaults.
+TEST(GenerationConfig, TakesWhatIsSwitchedOff) {
+  const char* text =
+      R"({"assistant_confidence_threshold": 0.4, "assistant_early_exit": null, "assistant_lookbehind": 10,
+    "bad_words_ids": null, "begin_suppress_tokens": null, "bos_token_id": null, "cache_config": null,
+    "cache_implementation": null, "compile_config": null, "constraints": null, "decoder_start_token_id": null,
+    "disable_compile": false, "diversity_penalty": 0.0, "do_sample": false, "dola_layers": null,
+    "early_stopping": false, "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0,
+    "eos_token_id": null, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "exponential_decay_length_penalty": null,
+    "force_words_ids": null, "forced_bos_token_id": null, "forced_eos_token_id": null, "guidance_scale": null,
+    "is_assistant": false, "length_penalty": 1.0, "low_memory": null, "max_length": 20,
+    "max_matching_ngram_size": null, "max_new_tokens": null, "max_time": null, "min_length": 0,
+    "min_new_tokens": null, "min_p": null, "no_repeat_ngram_size": 0, "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant", "num_beam_groups": 1, "num_beams": 1, "num_return_sequences": 1,
+    "output_attentions": false, "output_hidden_states": false, "output_logits": null, "output_scores": false,
+    "pad_token_id": null, "penalty_alpha": null, "prefill_chunk_size": null, "prompt_lookup_num_tokens": null,
+    "remove_invalid_values": false, "renormalize_logits": false, "repetition_penalty": 1.0,
+    "return_dict_in_generate": false, "return_legacy_cache": null, "sequence_bias": null, "stop_strings": null,
+    "suppress_tokens": null, "target_lookbehind": 10, "temperature": 1.0, "token_healing": false, "top_h": null,
+    "top_k": 50, "top_p": 1.0, "transformers_version": "4.57.6", "typical_p": 1.0, "use_cache": true,
+    "use_mtp": null, "watermarking_config": null})";
+  EXPECT_EQ(parse_generation_config(text, "generation_config.json"), GenerationConfig());
+}
+
 TEST(GenerationConfig, RefusesByKeyAndValue) {
-  for (const auto& wrong :
-       std::vector<std::pair<std::string, std::string>>{{R"({"temperature": -1})", "temperature is -1"},
-                                                        {R"({"temperature": "hot"})", "temperature"},
-                                                        {R"({"top_k": -1})", "top_k is -1"},
-                                                        {R"({"top_k": 1.5})", "top_k"},
-                                                        {R"({"top_p": 1.5})", "top_p is 1.5"},
-                                                        {R"({"min_p": 2})", "min_p"},
-                                                        {R"({"repetition_penalty": 0})", "repetition_penalty"},
-                                                        {R"({"max_new_tokens": 0})", "max_new_tokens"},
-                                                        {R"({"do_sample": 1})", "do_sample"},
-                                                        {R"({"eos_token_id": "</s>"})", "eos_token_id"},
-                                                        {R"({"eos_token_id": 3000000000})", "eos_token_id"},
-                                                        {R"({"num_beams": 4})", "num_beams is 4"},
-                                                        {R"({"no_repeat_ngram_size": 3})", "no_repeat_ngram_size"},
-                                                        {R"({"guidance_scale": 1.5})", "guidance_scale is 1.5"},
-                                                        {R"({"suppress_tokens": [7]})", "suppress_tokens"},
-                                                        {R"({"bad_words_ids": [[7, 8]]})", "bad_words_ids"},
-                                                        {R"({"forced_bos_token_id": 0})", "forced_bos_token_id is 0"},
-                                                        {R"({"stop_strings": "END"})", "stop_strings"},
-                                                        {"[]", "an object"},
-                                                        {"", "not JSON"}}) {
+  for (const auto& wrong : std::vector<std::pair<std::string, std::string>>{
+           {R"({"temperature": -1})", "temperature is -1"},
+           {R"({"temperature": "hot"})", "temperature"},
+           {R"({"top_k": -1})", "top_k is -1"},
+           {R"({"top_k": 1.5})", "top_k"},
+           {R"({"top_p": 1.5})", "top_p is 1.5"},
+           {R"({"min_p": 2})", "min_p"},
+           {R"({"repetition_penalty": 0})", "repetition_penalty"},
+           {R"({"max_new_tokens": 0})", "max_new_tokens"},
+           {R"({"do_sample": 1})", "do_sample"},
+           {R"({"eos_token_id": "</s>"})", "eos_token_id"},
+           {R"({"eos_token_id": 3000000000})", "eos_token_id"},
+           {R"({"num_beams": 4})", "num_beams is 4"},
+           {R"({"no_repeat_ngram_size": 3})", "no_repeat_ngram_size"},
+           {R"({"guidance_scale": 1.5})", "guidance_scale is 1.5"},
+           {R"({"suppress_tokens": [7]})", "suppress_tokens"},
+           {R"({"bad_words_ids": [[7, 8]]})", "bad_words_ids"},
+           {R"({"forced_bos_token_id": 0})", "forced_bos_token_id is 0"},
+           {R"({"stop_strings": "END"})", "stop_strings"},
+           {R"({"encoder_no_repeat_ngram_size": 2})", "encoder_no_repeat_ngram_size is 2; accepted: 0"},
+           {R"({"top_h": 0.4})", "top_h is 0.4; accepted: null"},
+           {R"({"max_time": 2.5})", "max_time is 2.5; accepted: null"},
+           {R"({"constraints": [{}]})", "constraints is an array of 1"},
+           {R"({"token_healing": true})", "token_healing is true"},
+           {R"({"token_healing": 1})", "token_healing"},
+           {"[]", "an object"},
+           {"", "not JSON"}}) {
     expect_refused([&] { parse_generation_config(wrong.first, "generation_config.json"); },
                    {"generation_config.json", wrong.second});
   }

@@ -20,15 +20,17 @@ constexpr struct {
   const char* key;
   double off;
 } kUnsupported[] = {
-    {"num_beams", 1},      {"num_beam_groups", 1}, {"no_repeat_ngram_size", 0},       {"typical_p", 1},
-    {"epsilon_cutoff", 0}, {"eta_cutoff", 0},      {"diversity_penalty", 0},          {"min_length", 0},
-    {"min_new_tokens", 0}, {"penalty_alpha", 0},   {"encoder_repetition_penalty", 1}, {"guidance_scale", 1}};
+    {"num_beams", 1},     {"num_beam_groups", 1}, {"no_repeat_ngram_size", 0}, {"encoder_no_repeat_ngram_size", 0},
+    {"typical_p", 1},     {"epsilon_cutoff", 0},  {"eta_cutoff", 0},           {"diversity_penalty", 0},
+    {"min_length", 0},    {"min_new_tokens", 0},  {"penalty_alpha", 0},        {"encoder_repetition_penalty", 1},
+    {"guidance_scale", 1}};
 
 // Others, which are off where there is nothing in them.
-constexpr const char* kMustBeEmpty[] = {
-    "suppress_tokens",     "begin_suppress_tokens", "bad_words_ids",      "force_words_ids",
-    "forced_bos_token_id", "forced_eos_token_id",   "sequence_bias",      "exponential_decay_length_penalty",
-    "stop_strings",        "dola_layers",           "watermarking_config"};
+constexpr const char* kMustBeEmpty[] = {"suppress_tokens",       "bad_words_ids",   "exponential_decay_length_penalty",
+                                        "begin_suppress_tokens", "force_words_ids", "sequence_bias",
+                                        "forced_bos_token_id",   "constraints",     "watermarking_config",
+                                        "forced_eos_token_id",   "dola_layers",     "top_h",
+                                        "stop_strings",          "max_time"};
 
 // Where nothing is drawn, what narrows the choice is checked and has no effect.
 SamplerOptions read_sampler(const JsonNode& json) {
@@ -58,6 +60,8 @@ GenerationConfig parse_generation_config(std::string_view text, const std::strin
     const auto found = json.find(key);
     if (found && !found->value().empty()) found->refuse("null, which switches it off");
   }
+  // Takes back the end of the prompt, and says it in its own way.
+  if (json.boolean_or("token_healing", false)) json.at("token_healing").refuse("false, which switches it off");
   GenerationConfig config;
   config.sampler = read_sampler(json);
   if (const auto most = json.find("max_new_tokens")) {
