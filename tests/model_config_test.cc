@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "model/generation_config.h"
+#include "model/loaded_model.h"
 #include "model/sampler.h"
 #include "model/tensor_list.h"
 #include "model_files.h"
@@ -16,6 +17,7 @@ namespace {
 
 using namespace model;
 using namespace testing_model;
+using Tokens = std::vector<std::int32_t>;
 
 LlamaConfig parse_llama(const Json& json) { return parse_config(json.dump(), "config.json"); }
 
@@ -67,7 +69,36 @@ TEST(ModelConfig, AbsentKeysHaveHuggingFacesDefaults) {
   EXPECT_EQ(config.rms_eps, 1e-6);
   EXPECT_EQ(config.rope_theta, 10000);
   EXPECT_FALSE(config.tied_embeddings || config.rope_scaling || config.bos);
-  EXPECT_TRUE(config.eos.empty());
+  EXPECT_EQ(config.eos, std::vector<std::int32_t>{2});
+}
+
+// As transformers 4.57 generates: 2, unless a file says otherwise or generation_config.json is there.
+TEST(ModelConfig, WhatEndsATextThatNoFileSpeaksOf) {
+  TemporaryDirectory directory;
+  const auto eos = [&](const Json& config, const char* generation) {
+    write_file(directory.path() / "config.json", config.dump());
+    std::filesystem::remove(directory.path() / "generation_config.json");
+    if (generation != nullptr) write_file(directory.path() / "generation_config.json", generation);
+    return describe_model(directory.path()).config.eos;
+  };
+  Json absent = llama_config();
+  absent.erase("eos_token_id");
+  EXPECT_EQ(eos(absent, nullptr), Tokens{2});
+  EXPECT_EQ(eos(absent, "{}"), Tokens{});
+  EXPECT_EQ(eos(absent, R"({"eos_token_id": null})"), Tokens{});
+  EXPECT_EQ(eos(absent, R"({"eos_token_id": [9, 7]})"), (Tokens{9, 7}));
+  Json null = absent;
+  null["eos_token_id"] = nullptr;
+  EXPECT_EQ(eos(null, nullptr), Tokens{});
+  null["eos_token_id"] = 5;
+  EXPECT_EQ(eos(null, nullptr), Tokens{5});
+  EXPECT_EQ(eos(null, "{}"), Tokens{5});
+  EXPECT_EQ(eos(null, R"({"eos_token_id": 7})"), (Tokens{5, 7}));
+  for (const int vocab : {1, 2, 3}) {
+    absent["vocab_size"] = vocab;
+    absent["bos_token_id"] = 0;
+    EXPECT_EQ(eos(absent, nullptr), vocab < 3 ? Tokens{} : Tokens{2}) << vocab;
+  }
 }
 
 TEST(ModelConfig, OtherSpellings) {

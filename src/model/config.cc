@@ -88,6 +88,14 @@ void read_rope(const JsonNode& json, LlamaConfig& config) {
   config.rope_scaling = read_scaling(*rope);
 }
 
+// null is an answer, too: none.
+void read_eos(const JsonNode& json, LlamaConfig& config) {
+  constexpr std::int32_t kDefaultEos = 2;  // of Hugging Face's LlamaConfig
+  config.eos_is_default = !json.value().contains("eos_token_id");
+  if (config.eos_is_default && kDefaultEos < config.vocab) config.eos = {kDefaultEos};
+  if (const auto eos = json.find("eos_token_id")) config.eos = read_token_ids(*eos, config.vocab - 1);
+}
+
 LlamaConfig llama3(std::int64_t hidden, std::int64_t layers, std::int64_t heads, std::int64_t feed_forward,
                    double rope_factor, bool tied) {
   LlamaConfig config;
@@ -159,7 +167,7 @@ LlamaConfig parse_config(std::string_view text, const std::string& name) {
   if (const auto bos = json.find("bos_token_id")) {
     config.bos = static_cast<std::int32_t>(bos->integer(0, config.vocab - 1));
   }
-  if (const auto eos = json.find("eos_token_id")) config.eos = read_token_ids(*eos, config.vocab - 1);
+  read_eos(json, config);
   return config;
 }
 

@@ -75,9 +75,10 @@ ModelDescription describe_model(const std::filesystem::path& directory) {
                     cache ? "; those in snapshots are such directories" : ""));
   }
   out.config = read_config(config);
-  // Chat models name more of these than config.json does.
+  // Chat models name more of these than config.json does. The default is for a model without this file.
   if (const auto file = directory / "generation_config.json"; base::is_there(file)) {
     out.generation = read_generation_config(file);
+    if (out.config.eos_is_default) out.config.eos.clear();
     for (const std::int32_t token : out.generation.eos) {
       const bool known = std::find(out.config.eos.begin(), out.config.eos.end(), token) != out.config.eos.end();
       if (!known) out.config.eos.push_back(token);
