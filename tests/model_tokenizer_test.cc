@@ -480,6 +480,58 @@ TEST(Tokenizer, APromptBeginsAsTheTokenizerSays) {
   EXPECT_EQ(encode_prompt(model, "a"), Tokens{'a'});
 }
 
+// What AutoTokenizer of transformers 4.57 begins a text with.
+TEST(Tokenizer, APromptBeginsAsTheClassOfTheTokenizerSays) {
+  NEEDS_PCRE2();
+  TemporaryDirectory directory;
+  write_file(directory.path() / "config.json", llama_config().dump());
+  const auto first = [&](const Json& tokenizer, const Json& config) -> std::string {
+    write_file(directory.path() / "tokenizer.json", tokenizer.dump());
+    write_file(directory.path() / "tokenizer_config.json", config.dump());
+    const ModelDescription model = describe_model(directory.path());
+    const Tokens tokens = encode_prompt(model, "a");
+    EXPECT_EQ(tokens.back(), 'a');
+    EXPECT_EQ(encode_prompt(model, "a", false), Tokens{'a'});
+    return tokens.size() == 1 ? "" : model.tokenizer->decode(std::span(tokens).first(tokens.size() - 1), true);
+  };
+  const std::string begin = "<|begin_of_text|>", end = "<|end_of_text|>";
+  const Json writes = small_tokenizer();  // its post-processor puts <|begin_of_text|> before a text
+  Json silent = writes;
+  silent["post_processor"] = {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", false}};
+  for (const char* name : {"LlamaTokenizer", "LlamaTokenizerFast"}) {
+    for (const Json& tokenizer : {writes, silent}) {
+      Json config = {{"tokenizer_class", name}, {"bos_token", begin}};
+      EXPECT_EQ(first(tokenizer, config), begin);
+      config["bos_token"] = {{"content", end}, {"special", true}};
+      EXPECT_EQ(first(tokenizer, config), end);
+      config["add_bos_token"] = true;
+      EXPECT_EQ(first(tokenizer, config), end);
+      config["add_eos_token"] = false;
+      config["add_bos_token"] = false;
+      EXPECT_EQ(first(tokenizer, config), "");
+      config["add_bos_token"] = nullptr;
+      EXPECT_EQ(first(tokenizer, config), "");
+    }
+  }
+  for (const char* name : {"PreTrainedTokenizerFast", "GPT2TokenizerFast", ""}) {
+    for (const Json& add : std::vector<Json>{true, false, nullptr}) {
+      Json config = {{"bos_token", end}, {"add_bos_token", add}, {"add_eos_token", true}};
+      if (*name != '\0') config["tokenizer_class"] = name;
+      EXPECT_EQ(first(writes, config), begin) << name;
+      EXPECT_EQ(first(silent, config), "") << name;
+    }
+  }
+  const auto refused = [&](const Json& config, const std::vector<std::string>& says) {
+    expect_refused([&] { first(writes, config); }, says);
+  };
+  refused({{"tokenizer_class", "LlamaTokenizer"}}, {"tokenizer_config.json", "\"<s>\"", "add_bos_token false"});
+  refused({{"tokenizer_class", "LlamaTokenizer"}, {"bos_token", "<bos>"}}, {"\"<bos>\"", "added token"});
+  refused({{"tokenizer_class", "LlamaTokenizer"}, {"add_bos_token", 1}}, {"add_bos_token is 1", "true or false"});
+  refused({{"tokenizer_class", "LlamaTokenizer"}, {"add_eos_token", true}}, {"add_eos_token is true", "false"});
+  refused({{"tokenizer_class", 7}}, {"tokenizer_class is 7", "a string"});
+  EXPECT_EQ(first(writes, {{"tokenizer_class", "LlamaTokenizer"}, {"add_bos_token", false}}), "");
+}
+
 TEST(TokenizerFile, PutsAtMostOneTokenBeforeAText) {
   NEEDS_PCRE2();
   const Json json = small_tokenizer();

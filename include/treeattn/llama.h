@@ -122,8 +122,9 @@ struct LlamaLoadOptions {
 class LlamaModel {
  public:
   // A directory as Hugging Face has them: config.json, model.safetensors or its shards, generation_config.json if there
-  // is one, and, unless only tokens are used, tokenizer.json. Throws BadFile; InvalidArgument for options that it does
-  // not take; Unavailable where there is no such GPU or no memory, or for a tokenizer in a build without PCRE2.
+  // is one, and, unless only tokens are used, tokenizer.json with tokenizer_config.json if there is one. Throws
+  // BadFile; InvalidArgument for options that it does not take; Unavailable where there is no such GPU or no memory, or
+  // for a tokenizer in a build without PCRE2.
   static std::shared_ptr<const LlamaModel> load(const std::filesystem::path& directory,
                                                 const LlamaLoadOptions& options = {});
   // Random weights in the shape of "llama-3.2-1b" and others; no tokenizer. For benchmarks. Throws InvalidArgument;

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "model/json.h"
 #include "model/tensor_list.h"
+#include "model/tokenizer_config.h"
 #include "treeattn/error.h"
 
 namespace treeattn::model {
@@ -51,6 +52,26 @@ void require_no_other_head(const Checkpoint& checkpoint, const std::vector<std::
   checkpoint.release(head);
 }
 
+// tokenizer.json, and before a text what tokenizer_config.json puts there.
+Tokenizer read_tokenizer(const std::filesystem::path& directory) {
+  constexpr const char* kDefaultBos = "<s>";  // of Hugging Face's LlamaTokenizerFast
+  Tokenizer tokenizer = Tokenizer::read(directory / "tokenizer.json");
+  const auto file = directory / "tokenizer_config.json";
+  if (!base::is_there(file)) return tokenizer;
+  const TokenizerConfig config = read_tokenizer_config(file);
+  if (!config.begins_with_bos) return tokenizer;
+  const std::string name = config.bos.value_or(kDefaultBos);
+  const auto bos = *config.begins_with_bos ? tokenizer.find(name) : std::nullopt;
+  if (*config.begins_with_bos && !bos) {
+    base::throw_bad_file(file,
+                         fmt::format("its tokenizer_class puts bos_token, \"{}\", before a text, and tokenizer.json "
+                                     "has no such added token; accepted: one of those, or add_bos_token false",
+                                     shown(name)));
+  }
+  tokenizer.set_bos(bos);
+  return tokenizer;
+}
+
 }  // namespace
 
 std::shared_ptr<const Checkpoint> ModelDescription::open() const {
@@ -84,8 +105,8 @@ ModelDescription describe_model(const std::filesystem::path& directory) {
       if (!known) out.config.eos.push_back(token);
     }
   }
-  if (const auto file = directory / "tokenizer.json"; base::is_there(file)) {
-    out.tokenizer = std::make_shared<Tokenizer>(Tokenizer::read(file));
+  if (base::is_there(directory / "tokenizer.json")) {
+    out.tokenizer = std::make_shared<Tokenizer>(read_tokenizer(directory));
   }
   return out;
 }

@@ -33,7 +33,7 @@ struct ModelDescription {
   std::shared_ptr<const Checkpoint> open() const;
 };
 
-// config.json, generation_config.json and tokenizer.json, the last two if they are there. Throws BadFile.
+// config.json, and if they are there generation_config.json, tokenizer.json and tokenizer_config.json. Throws BadFile.
 ModelDescription describe_model(const std::filesystem::path& directory);
 ModelDescription describe_random_model(std::string_view shape, std::uint64_t seed);
 

@@ -108,4 +108,6 @@ bool Tokenizer::is_special(std::int32_t token) const {
 
 std::optional<std::int32_t> Tokenizer::bos() const { return impl_->bos; }
 
+void Tokenizer::set_bos(std::optional<std::int32_t> token) { impl_->bos = token; }
+
 }  // namespace treeattn::model

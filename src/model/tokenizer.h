@@ -32,8 +32,9 @@ class Tokenizer {
   std::string decode(std::span<const std::int32_t> tokens, bool special = false) const;
   std::optional<std::int32_t> find(std::string_view token) const;  // an added token, by its text
   bool is_special(std::int32_t token) const;
-  // What the file says comes before a text; encode() does not put it there.
+  // What comes before a text, as the file says or as it was set; encode() does not put it there.
   std::optional<std::int32_t> bos() const;
+  void set_bos(std::optional<std::int32_t> token);
 
  private:
   struct Impl;

@@ -26,6 +26,14 @@ std::optional<std::string> read_token(const JsonNode& json, const std::string& k
   return found->text();
 }
 
+// As LlamaTokenizerFast of transformers 4 makes its template. Other classes take that of tokenizer.json.
+std::optional<bool> read_begins_with_bos(const JsonNode& json) {
+  const auto type = json.find("tokenizer_class");
+  if (!type || (type->text() != "LlamaTokenizer" && type->text() != "LlamaTokenizerFast")) return std::nullopt;
+  if (json.boolean_or("add_eos_token", false)) json.at("add_eos_token").refuse("false");
+  return json.boolean_or("add_bos_token", !json.value().contains("add_bos_token"));  // null is false
+}
+
 // "template" or [{"name": "default", "template": "template"}, ...].
 std::optional<std::string> read_chat_template(const JsonNode& json) {
   const auto found = json.find("chat_template");
@@ -63,7 +71,8 @@ std::string between(const std::string& text, std::string_view before, char after
 TokenizerConfig parse_tokenizer_config(std::string_view text, const std::string& name) {
   const Json value = parse_json(text, name);
   const JsonNode json(value, name);
-  return {read_token(json, "bos_token"), read_token(json, "eos_token"), read_chat_template(json)};
+  return {read_token(json, "bos_token"), read_token(json, "eos_token"), read_chat_template(json),
+          read_begins_with_bos(json)};
 }
 
 TokenizerConfig read_tokenizer_config(const std::filesystem::path& file) {

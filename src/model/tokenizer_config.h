@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tokenizer_config.json: the names of the first and the last token, and whether the model chats the Llama 3 way.
+// tokenizer_config.json: the names of the first and the last token, what a text begins with, and whether the model
+// chats the Llama 3 way.
 #pragma once
 
 #include <filesystem>
@@ -13,6 +14,8 @@ struct TokenizerConfig {
   std::optional<std::string> bos;  // "<|begin_of_text|>"
   std::optional<std::string> eos;
   std::optional<std::string> chat_template;  // the one called "default" where there are several
+  // Whether a text begins with bos, whatever tokenizer.json says: of a tokenizer_class that goes by itself.
+  std::optional<bool> begins_with_bos{};
 
   bool operator==(const TokenizerConfig&) const = default;
 };
