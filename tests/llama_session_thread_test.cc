@@ -2,6 +2,7 @@
 // Texts on ranks that are threads: stops, sampling, sessions.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <functional>
@@ -14,6 +15,7 @@
 #include "base/file.h"
 #include "byte_tokenizer.h"
 #include "model/session_file.h"
+#include "model/utf8.h"
 #include "session_rank.h"
 #include "temporary_directory.h"
 #include "treeattn/error.h"
@@ -60,6 +62,64 @@ TEST(Session, GoesOnWhereItWasLeft) {
     all.insert(all.end(), rest.tokens.begin(), rest.tokens.end());
     EXPECT_EQ(all, want);
   });
+}
+
+// Characters that calls cut are shown whole, and once.
+TEST(Session, TheTextOfManyCallsIsThatOfOne) {
+  const SmallModel model;
+  const Tokenizer tokenizer = byte_tokenizer();
+  constexpr std::int64_t kAll = 120;
+  GenerateOptions options = tokens_of(kAll);
+  options.sampler = {.temperature = 1.5};
+  const auto prompt = random_tokens(20, 128, 9);
+  const auto shows = [](std::string& text) {
+    return TextListener{.text = [&text](std::string_view piece) { text += piece; }};
+  };
+  std::string whole;
+  const auto in_one = [&] {
+    whole.clear();
+    SessionRank rank(model, self_communicator(), &tokenizer);
+    return rank.session.generate(prompt, options, shows(whole)).reason;
+  };
+  // With characters of several bytes, which are as many tokens, and at the end of all none that is cut.
+  const auto characters = [&] {
+    int count = 0;
+    for (std::size_t at = 0; at < whole.size(); at += next_utf8(std::string_view(whole).substr(at)).bytes) {
+      const char32_t code = next_utf8(std::string_view(whole).substr(at)).code;
+      count += code >= 0x80 && code != 0xfffd ? 1 : 0;
+    }
+    return count;
+  };
+  do {
+    ASSERT_LT(++options.sampler.seed, 200u) << "such a text was never said";
+  } while (in_one() != StopReason::kMaxTokens || characters() < 4);
+  const TemporaryDirectory directory;
+  for (const std::int64_t step : {1, 2, 7}) {
+    run_ranks(2, [&](std::shared_ptr<Communicator> world) {
+      SessionRank rank(model, world, &tokenizer);
+      std::string text;
+      GenerateOptions part = options;
+      for (std::int64_t done = 0; done < kAll; done += part.max_tokens) {
+        part.max_tokens = std::min(step, kAll - done);
+        rank.session.generate(done == 0 ? prompt : std::vector<std::int32_t>(), part, shows(text));
+      }
+      EXPECT_EQ(text, whole) << step;
+    });
+  }
+  // What was saved goes on so, too.
+  std::string text;
+  GenerateOptions one = options;
+  one.max_tokens = 1;
+  SessionRank rank(model, self_communicator(), &tokenizer);
+  rank.session.generate(prompt, one, shows(text));
+  rank.session.save(directory.path());
+  for (std::int64_t done = 1; done < kAll; ++done) {
+    Session loaded =
+        Session::load(directory.path(), model.weights, self_communicator(), *rank.ops, rank.pool, &tokenizer);
+    loaded.generate({}, one, shows(text));
+    loaded.save(directory.path());
+  }
+  EXPECT_EQ(text, whole);
 }
 
 // A listener that has had enough, when the last piece is in the cache and not yet in the transcript.

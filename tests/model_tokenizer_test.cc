@@ -233,6 +233,27 @@ TEST(Tokenizer, DecodesWhatItEncodes) {
   }
 }
 
+TEST(TextStream, GoesOnInsideOfACharacter) {
+  NEEDS_PCRE2();
+  const Tokenizer tokenizer = make_tokenizer(small_tokenizer());
+  const std::int32_t special = tokenizer.find("<|eot_id|>").value();
+  const auto after = [&](const Tokens& before, std::int32_t token) {
+    TextStream stream(tokenizer, before);
+    const std::string text = stream.next(token);
+    return text + "|" + stream.finish();
+  };
+  EXPECT_EQ(after({0xf0, 0x9f, 0x98}, 0x80), "😀|");
+  EXPECT_EQ(after({'a', 0xe2, 0xf0, 0x9f, 0x98}, 0x80), "😀|");
+  EXPECT_EQ(after({0xe2, 0x82}, 0xac), "€|");
+  EXPECT_EQ(after({0xe2, 0x82}, 'x'), "\ufffdx|");
+  EXPECT_EQ(after({0xf0, 0x9f}, 0x98), "|\ufffd");
+  EXPECT_EQ(after({0xf0, 0x9f, 0x98, 0x80}, 0x80), "\ufffd|");   // it was whole
+  EXPECT_EQ(after({0x82, 0x82, 0x82}, 'x'), "x|");               // and this was shown
+  EXPECT_EQ(after({0xe2, special, 0x82, special}, 0xac), "€|");  // in which special tokens are not
+  EXPECT_EQ(after({special, 0xc3}, 0xa9), "é|");
+  EXPECT_EQ(after({}, 0xc3), "|\ufffd");
+}
+
 TEST(TextStream, HoldsBackHalfCharacters) {
   NEEDS_PCRE2();
   const Tokenizer tokenizer = make_tokenizer(small_tokenizer());

@@ -60,8 +60,8 @@ struct TokenChoice {
 struct GenerateOptions {
   std::int64_t max_tokens = 256;
   SamplerOptions sampler{};
-  // UTF-8. The text ends before the first of them; needs a tokenizer. Special tokens are not in the text: the name of
-  // one stands for it.
+  // UTF-8. The text of this call ends before the first of them; needs a tokenizer. Special tokens are not in the text:
+  // the name of one stands for it.
   std::vector<std::string> stop{};
   std::vector<std::int32_t> stop_tokens{};  // beside the model's own; of its vocabulary
   bool ignore_eos = false;                  // the model's own do not end the text
@@ -96,7 +96,8 @@ using TokenProgress = std::function<void(std::int64_t done, std::int64_t total)>
 // unless those of all ranks throw at the same place: then the session can go on. A listener that calls generate() of
 // the same session gets an Error, and so does save() by prefill and recovery.
 struct TextListener {
-  std::function<void(std::string_view)> text{};  // whole UTF-8 characters
+  // Whole UTF-8 characters. One that max_tokens or an interrupt cuts waits for a call that goes on with the text.
+  std::function<void(std::string_view)> text{};
   std::function<void(const TokenChoice&)> token{};
   std::function<void(std::span<const float>)> logits{};  // [vocab] that the token was chosen from
   TokenProgress prefill{};

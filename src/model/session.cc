@@ -149,8 +149,13 @@ GenerateResult Session::generate(std::span<const std::int32_t> prompt, const Gen
                                  const TextListener& listener, std::string refusal) {
   const Generating scope(*generating_);
   Call call{options, listener, last_tokens(options), StopScanner(options.stop), {}, 0, 0, Clock::now(), {}};
-  if (tokenizer_) call.stream.emplace(*tokenizer_);
   while (!in_step_) without_loss(call, [] {});  // the call before ended on the way
+  if (tokenizer_) {
+    // An answer that was left goes on, perhaps inside of a character.
+    const bool goes_on = prompt.empty() && static_cast<std::int64_t>(known_.size()) > prompt_end_ &&
+                         !contains(call.last_tokens, known_.back());
+    call.stream.emplace(*tokenizer_, std::span<const std::int32_t>(known_).first(goes_on ? known_.size() : 0));
+  }
   if (refusal.empty()) refusal = parallel::failure_of([&] { check(prompt, options); });
   if (!refusal.empty()) prompt = {};  // may be no memory at all
   const std::vector<parallel::Given> asked = given(prompt, options, call.last_tokens);
@@ -186,8 +191,12 @@ GenerateResult Session::generate(std::span<const std::int32_t> prompt, const Gen
     });
   }
   stats.bytes_sent = llama_->communicator()->traffic().bytes - (stats.lost.empty() ? sent : 0);
-  if (call.stream && call.result.reason != StopReason::kStopString) {
-    call.show(call.scanner.next(call.stream->finish()));
+  const StopReason reason = call.result.reason;
+  if (call.stream && reason != StopReason::kStopString) {
+    // Half of a character waits for the call that goes on, where there may be one.
+    if (reason == StopReason::kStopToken || reason == StopReason::kContext) {
+      call.show(call.scanner.next(call.stream->finish()));
+    }
     call.show(call.scanner.finish());
   }
   call.result.tokens.assign(known_.begin() + static_cast<std::ptrdiff_t>(call.begin), known_.end());

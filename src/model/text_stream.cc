@@ -22,6 +22,14 @@ std::string take_text(std::string& bytes, bool at_end) {
 
 }  // namespace
 
+TextStream::TextStream(const Tokenizer& tokenizer, std::span<const std::int32_t> before) : tokenizer_(&tokenizer) {
+  constexpr std::size_t kLongestCut = 3;  // bytes of a character without its last one
+  for (std::size_t at = before.size(); at > 0 && waiting_.size() < kLongestCut; --at) {
+    waiting_.insert(0, tokenizer.decode(before.subspan(at - 1, 1)));
+  }
+  take_text(waiting_, false);
+}
+
 std::string TextStream::next(std::int32_t token) {
   waiting_ += tokenizer_->decode(std::span(&token, 1));
   return take_text(waiting_, false);

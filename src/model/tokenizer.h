@@ -45,7 +45,8 @@ class Tokenizer {
 // Bytes of a stream of tokens put out as whole UTF-8 characters; what is cut waits for the next token.
 class TextStream {
  public:
-  explicit TextStream(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+  // before: tokens put out already, but for half of a character at their end, which waits for the next one.
+  explicit TextStream(const Tokenizer& tokenizer, std::span<const std::int32_t> before = {});
   std::string next(std::int32_t token);
   std::string finish();  // what is left; bytes that are no character become U+FFFD
 
