@@ -289,6 +289,39 @@ TEST(PublicLlama, GeneratesSavesAndGoesOn) {
   EXPECT_EQ(on(1), on(2));
 }
 
+// The others do not wait for a rank that cannot read the prompt.
+TEST(PublicLlama, ATokenizerThatOneRankLacksIsSaidOnAll) {
+  const TemporaryDirectory directory;
+  const auto demo = std::filesystem::path(TREEATTN_TESTS_DIR) / "../tools/demo_model/model";
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    std::filesystem::create_symlink(demo / name, directory.path() / name);
+  }
+  const auto without = LlamaModel::load(directory.path());
+  std::ofstream(directory.path() / "tokenizer.json") << testing_model::byte_tokenizer_json();
+  const auto with = LlamaModel::load(directory.path());
+  const std::string says = "this model has no tokenizer (tokenizer.json); give tokens instead of text";
+  const std::vector<std::int32_t> prompt = {'a', 'b'};
+  run_ranks(2, [&](std::shared_ptr<Communicator> world) {
+    ThreadPool pool(1);
+    LlamaSession session(world->rank() == 1 ? without : with, world, pool);
+    try {
+      session.generate("ab");
+      ADD_FAILURE() << "rank " << world->rank() << " went on";
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(world->rank(), 0);
+      EXPECT_EQ(error.what(), "rank 1: " + says);
+    } catch (const Unavailable& error) {
+      EXPECT_EQ(world->rank(), 1);
+      EXPECT_EQ(error.what(), says);
+    }
+    GenerateOptions options;
+    options.max_tokens = 2;
+    EXPECT_EQ(session.generate(prompt, options).stats.prompt_tokens, 2);
+  });
+  ThreadPool pool(1);
+  EXPECT_THROW(LlamaSession(without, self_communicator(), pool).generate("ab"), Unavailable);
+}
+
 // A vocabulary may be filled up with tokens that no tokenizer knows, and a model may say them.
 TEST(PublicLlama, TokensWithoutATextHaveNone) {
   NEEDS_PCRE2();

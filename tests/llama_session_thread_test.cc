@@ -8,8 +8,10 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/file.h"
@@ -513,7 +515,7 @@ TEST(Session, CallsThatDifferAreNamedAndLeaveTheTextAsItWas) {
       {"min_p", [](GenerateOptions& o) { o.sampler.min_p = 0.1; }},
       {"repetition_penalty", [](GenerateOptions& o) { o.sampler.repetition_penalty = 1; }},
       {"seed", [](GenerateOptions& o) { o.sampler.seed = 4; }},
-      {"stop strings",
+      {"stop strings or tokenizer",
        [](GenerateOptions& o) {
          o.stop = {"ab", "c"};
        }},
@@ -570,6 +572,24 @@ TEST(Session, CallsThatDifferAreNamedAndLeaveTheTextAsItWas) {
     rank.session.generate(prompt, first);
     check_all({});
     check_all(second);
+    EXPECT_EQ(rank.session.generate(second, usual).tokens, want);
+  });
+  // What stop strings are looked for in.
+  run_ranks(3, [&](std::shared_ptr<Communicator> world) {
+    nlohmann::json json = nlohmann::json::parse(testing_model::byte_tokenizer_json());
+    std::swap(json["model"]["vocab"]["y"], json["model"]["vocab"]["z"]);
+    const Tokenizer other = Tokenizer::parse(json.dump(), "bytes");
+    SessionRank rank(model, world, world->rank() == 1 ? &other : &tokenizer);
+    GenerateOptions stops = usual;
+    stops.stop = {"xyz"};
+    try {
+      rank.session.generate(prompt, stops);
+      ADD_FAILURE() << "was accepted";
+    } catch (const InvalidArgument& error) {
+      EXPECT_STREQ(error.what(),
+                   "rank 1 has other stop strings or tokenizer than rank 0; accepted: the same on every rank");
+    }
+    rank.session.generate(prompt, usual);
     EXPECT_EQ(rank.session.generate(second, usual).tokens, want);
   });
   // How the ranks go through a prompt.

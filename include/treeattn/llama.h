@@ -185,8 +185,9 @@ class LlamaSession {
   // Collective. Adds the prompt and what the model says to it. An empty prompt goes on where the text was left; the
   // first one may not be empty. Throws InvalidArgument before any work, on every rank, where the call is refused on one
   // or the ranks were given different prompts or options (logprobs and interrupt may differ): the text stays as it was,
-  // and the ranks can go on. Throws Unavailable for text without a tokenizer, LostRanks when a rank is lost and not
-  // recovered from; the prompt then stays in the text, and a later call may recover.
+  // and the ranks can go on. Throws Unavailable for text without a tokenizer (InvalidArgument on ranks that have one),
+  // LostRanks when a rank is lost and not recovered from; the prompt then stays in the text, and a later call may
+  // recover.
   GenerateResult generate(std::string_view prompt, const GenerateOptions& options = {},
                           const TextListener& listener = {});
   GenerateResult generate(std::span<const std::int32_t> prompt, const GenerateOptions& options = {},

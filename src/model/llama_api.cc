@@ -111,8 +111,16 @@ GenerateResult LlamaSession::generate(std::string_view prompt, const GenerateOpt
     if (!prompt.empty()) encoded = model::encode_prompt(description, prompt, first);
   } catch (const InvalidArgument& error) {
     refusal = error.what();
+  } catch (const Unavailable& error) {
+    refusal = error.what();
   }
-  return impl_->session->generate(encoded, options, listener, refusal);
+  try {
+    return impl_->session->generate(encoded, options, listener, refusal);
+  } catch (const InvalidArgument&) {
+    // By now the others have heard of it, who may have a tokenizer.
+    if (!prompt.empty() && !impl_->model->has_tokenizer()) throw Unavailable(refusal);
+    throw;
+  }
 }
 
 GenerateResult LlamaSession::generate(std::span<const std::int32_t> prompt, const GenerateOptions& options,

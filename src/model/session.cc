@@ -125,6 +125,8 @@ std::vector<std::int32_t> Session::last_tokens(const GenerateOptions& options) c
 std::vector<parallel::Given> Session::given(std::span<const std::int32_t> prompt, const GenerateOptions& options,
                                             std::span<const std::int32_t> last) const {
   const SamplerOptions& sampler = options.sampler;
+  // Where there are stop strings, what they are looked for in decides, too.
+  const std::uint32_t texts = options.stop.empty() || !tokenizer_ ? 0 : tokenizer_->digest();
   return {
       {"shape of the model", shape_digest(llama_->config())},
       {"context of the model", digest(llama_->config().context)},
@@ -139,7 +141,8 @@ std::vector<parallel::Given> Session::given(std::span<const std::int32_t> prompt
       {"min_p", digest(sampler.min_p)},
       {"repetition_penalty", digest(sampler.repetition_penalty)},
       {"seed", digest(sampler.seed)},
-      {"stop strings", base::crc32c_of_texts(options.stop)},
+      {"stop strings or tokenizer",
+       base::crc32c(std::as_bytes(std::span(&texts, 1)), base::crc32c_of_texts(options.stop))},
       {"tokens that end the text", digest(last)},
       {"recover", digest(options.recover)},
   };

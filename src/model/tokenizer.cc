@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/checksum.h"
 #include "base/file.h"
 #include "model/json.h"
 #include "model/splitter.h"
@@ -107,6 +108,11 @@ bool Tokenizer::is_special(std::int32_t token) const {
 }
 
 std::optional<std::int32_t> Tokenizer::bos() const { return impl_->bos; }
+
+std::uint32_t Tokenizer::digest() const {
+  const std::vector<std::uint8_t> special(impl_->special.begin(), impl_->special.end());
+  return base::crc32c(std::as_bytes(std::span(special)), base::crc32c_of_texts(impl_->token_bytes));
+}
 
 void Tokenizer::set_bos(std::optional<std::int32_t> token) { impl_->bos = token; }
 

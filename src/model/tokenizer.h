@@ -35,6 +35,8 @@ class Tokenizer {
   // What comes before a text, as the file says or as it was set; encode() does not put it there.
   std::optional<std::int32_t> bos() const;
   void set_bos(std::optional<std::int32_t> token);
+  // Of what decode() makes of every token.
+  std::uint32_t digest() const;
 
  private:
   struct Impl;
