@@ -6,10 +6,15 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
+#include "comm/note.h"
 #include "comm_cases.h"
+#include "passing_transport.h"
 
 namespace treeattn {
 namespace {
@@ -262,6 +267,45 @@ TEST(CommThreadLoss, WhileShrinking) {
         },
         short_deadline());
   }
+}
+
+// What rank 2 says in shrink() does not come.
+class DeafToRank2 final : public testing::PassingTransport {
+ public:
+  using PassingTransport::PassingTransport;
+  std::optional<comm::ReceivedNote> next_note() override {
+    for (;;) {
+      auto note = PassingTransport::next_note();
+      if (!note || note->from != 2) return note;
+      if (comm::parse_note(2, size(), note->bytes).head.kind != comm::Note::Kind::kShrink) return note;
+    }
+  }
+};
+
+// Rank 2 is lost in shrink(), and its last word has come to rank 0 alone, who has agreed with it. Rank 1 misses it and
+// hears from rank 0 what was agreed.
+TEST(CommThreadLoss, WhileShrinkingByItsLastWordToOne) {
+  const auto wrap = [](int rank, std::shared_ptr<comm::Transport> transport) -> std::shared_ptr<comm::Transport> {
+    if (rank == 1) return std::make_shared<DeafToRank2>(std::move(transport));
+    return transport;
+  };
+  std::atomic<int> went_on{0};
+  Meeting of_those_who_agreed(2);
+  testing::run_ranks_through(4, wrap, [&](const World& world) {
+    if (world->rank() == 3) return;
+    world->set_deadline(kDeadline);
+    expect_lost(*world, {3}, [&] { world->barrier(); });
+    const World rest = world->shrink();
+    EXPECT_EQ(rest->size(), 3);
+    if (rest->rank() != 1) of_those_who_agreed.come();
+    if (rest->rank() == 2) return;
+    expect_lost(*rest, {2}, [&] { rest->barrier(); });
+    const World last = rest->shrink();
+    EXPECT_EQ(last->size(), 2);
+    go_on(*last);
+    ++went_on;
+  });
+  EXPECT_EQ(went_on, 2);
 }
 
 // The rank that is lost has passed the result of a reduction on to one of two: the other survivors are a step apart.

@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/thread_transport.h"
 #include "comm/transport.h"
+#include "passing_transport.h"
 #include "session_rank.h"
 #include "temporary_directory.h"
 #include "thinning.h"
@@ -215,60 +215,37 @@ TEST(SessionLoss, ARecoveryThatAListenerBrokeOffIsFinishedLater) {
 }
 
 // Asks before every message: `change` may end the rank, or give another content of the same size.
-class WatchedTransport final : public comm::Transport {
+class WatchedTransport final : public testing::PassingTransport {
  public:
   using Content = std::shared_ptr<std::vector<std::byte>>;
   using Change = std::function<Content(std::span<const std::byte> data)>;  // null: as it is
   WatchedTransport(std::shared_ptr<comm::Transport> inner, Change change)
-      : inner_(std::move(inner)), change_(std::move(change)) {}
+      : PassingTransport(std::move(inner)), change_(std::move(change)) {}
 
-  std::string_view name() const override { return inner_->name(); }
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  const std::vector<int>& nodes() const override { return inner_->nodes(); }
   std::shared_ptr<comm::Operation> send(int to, int tag, std::span<const std::byte> data,
                                         std::shared_ptr<const void> owner) override {
-    if (const Content other = change_(data)) return inner_->send(to, tag, *other, other);
-    return inner_->send(to, tag, data, std::move(owner));
+    if (const Content other = change_(data)) return PassingTransport::send(to, tag, *other, other);
+    return PassingTransport::send(to, tag, data, std::move(owner));
   }
-  std::shared_ptr<comm::Operation> receive(int from, int tag, std::span<std::byte> data,
-                                           std::shared_ptr<const void> owner) override {
-    return inner_->receive(from, tag, data, std::move(owner));
-  }
-  bool test(comm::Operation& operation) override { return inner_->test(operation); }
-  void abandon(std::shared_ptr<comm::Operation> operation) override { inner_->abandon(std::move(operation)); }
-  void forget(int first, int count) override { inner_->forget(first, count); }
-  void send_note(int to, std::vector<std::byte> note) override { inner_->send_note(to, std::move(note)); }
-  std::optional<comm::ReceivedNote> next_note() override { return inner_->next_note(); }
-  void pause(int idle) override { inner_->pause(idle); }
-  bool gone(int rank) const override { return inner_->gone(rank); }
-  void mark_lost(const std::vector<int>& ranks) override { inner_->mark_lost(ranks); }
 
  private:
-  const std::shared_ptr<comm::Transport> inner_;
   const Change change_;
 };
 
 // Ranks as threads, of which some have their messages watched.
 void run_watched(int ranks, const std::map<int, WatchedTransport::Change>& changes,
                  const std::function<void(std::shared_ptr<Communicator>)>& body) {
-  const auto hub =
-      std::make_shared<comm::ThreadHub>("threads", std::vector<int>(static_cast<std::size_t>(ranks)), false);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      auto transport = comm::thread_transport(hub, rank);
-      if (const auto change = changes.find(rank); change != changes.end()) {
-        transport = std::make_shared<WatchedTransport>(std::move(transport), change->second);
-      }
-      try {
-        body(std::make_shared<Communicator>(std::move(transport)));
-      } catch (const Gone&) {
-      }
-      hub->leave(rank);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  const auto watch = [&](int rank, std::shared_ptr<comm::Transport> transport) -> std::shared_ptr<comm::Transport> {
+    const auto change = changes.find(rank);
+    if (change == changes.end()) return transport;
+    return std::make_shared<WatchedTransport>(std::move(transport), change->second);
+  };
+  testing::run_ranks_through(ranks, watch, [&](const std::shared_ptr<Communicator>& world) {
+    try {
+      body(world);
+    } catch (const Gone&) {
+    }
+  });
 }
 
 // Ranks 0 to 2, of which rank 1 comes to an end when it would send a message after so many, and of those that rank 2

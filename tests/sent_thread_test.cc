@@ -180,7 +180,7 @@ TEST(Sent, NotesThatNobodySends) {
   const std::vector<Lie> lies = {
       {Bytes(47), "a note of 47 bytes; accepted: 48 and 4 more"},
       {Bytes(50), "a note of 50 bytes; accepted: 48 and 4 more"},
-      {note_with([](auto& note) { note.head.kind = static_cast<comm::Note::Kind>(3); }), "a note of kind 3; "},
+      {note_with([](auto& note) { note.head.kind = static_cast<comm::Note::Kind>(4); }), "a note of kind 4; "},
       {note_with([](auto& note) { note.head.sender = 2; }), "a note in the name of rank 2; accepted: its own"},
       {note_with([](auto& note) { note.head.context = -1; }), "a note on group -1; "},
       {note_with([](auto& note) { note.head.next_context = 1 << 30; }), "a note with 1073741824 as its next group; "},
@@ -249,7 +249,7 @@ class NotesOnly final : public comm::Transport {
 
 TEST(Sent, NotesWithoutEndDoNotHoldUpADeadline) {
   using Kind = comm::Note::Kind;
-  for (const Kind kind : {Kind::kHere, Kind::kVote, Kind::kShrink}) {
+  for (const Kind kind : {Kind::kHere, Kind::kVote, Kind::kShrink, Kind::kAgreed}) {
     for (const int context : {0, 1}) {  // of the group, and of one that is not made yet
       const comm::ReceivedNote note{1, note_with([&](comm::Note& one) {
                                       one.head.kind = kind;

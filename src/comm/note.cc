@@ -30,8 +30,8 @@ Note parse_note(int from, int ranks, std::span<const std::byte> bytes) {
                sizeof(Note::Head), sizeof(int));
   const Note::Head& head = note.head;
   const auto kind = static_cast<std::int32_t>(head.kind);
-  require_sent(kind >= 0 && kind <= static_cast<std::int32_t>(Note::Kind::kShrink), from,
-               "a note of kind {}; accepted: 0 to {}", kind, static_cast<std::int32_t>(Note::Kind::kShrink));
+  require_sent(kind >= 0 && kind <= static_cast<std::int32_t>(Note::Kind::kAgreed), from,
+               "a note of kind {}; accepted: 0 to {}", kind, static_cast<std::int32_t>(Note::Kind::kAgreed));
   require_sent(head.sender == from, from, "a note in the name of rank {}; accepted: its own", head.sender);
   require_sent(head.context >= 0 && head.context <= kMaxContext, from, "a note on group {}; accepted: 0 to {}",
                head.context, kMaxContext);

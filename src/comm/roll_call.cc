@@ -199,12 +199,24 @@ bool Endpoint::look(int waits_for) {
 }
 
 void Endpoint::hear(Note note, Instant now) {
-  if (note.head.kind == Note::Kind::kShrink) return keep(shrinking_, std::move(note));
+  if (note.head.kind >= Note::Kind::kShrink) return hear_who_shrinks(std::move(note));
   for (const auto& weak : families_) {
     const auto family = weak.lock();
     if (family != nullptr && family->context() == note.head.context) return family->hear(note, now);
   }
   if (note.head.context >= next_context) keep(early_, std::move(note));
+}
+
+void Endpoint::hear_who_shrinks(Note note) {
+  const auto agreed = agreed_.find({note.head.context, note.head.round});
+  if (agreed == agreed_.end()) return keep(shrinking_, std::move(note));
+  if (note.head.kind == Note::Kind::kShrink && note.lost != agreed->second.lost) send(note.head.sender, agreed->second);
+}
+
+void Endpoint::answer_with(const Note& agreed) {
+  const std::pair key(agreed.head.context, agreed.head.round);
+  agreed_[key] = agreed;
+  for (Note& late : take_shrink_notes(key.first, key.second)) hear_who_shrinks(std::move(late));
 }
 
 void Endpoint::keep(KeptNotes& notes, Note note) {
@@ -232,7 +244,9 @@ std::shared_ptr<Family> Endpoint::make_family(int context, std::vector<int> memb
 std::vector<Note> Endpoint::take_shrink_notes(int context, int round) {
   std::vector<Note> out;
   for (auto& [sender, notes] : shrinking_) {
-    if (auto found = notes.extract({context, round, Note::Kind::kShrink})) out.push_back(std::move(found.mapped()));
+    for (const Note::Kind kind : {Note::Kind::kShrink, Note::Kind::kAgreed}) {
+      if (auto found = notes.extract({context, round, kind})) out.push_back(std::move(found.mapped()));
+    }
   }
   return out;
 }

@@ -121,8 +121,11 @@ class Endpoint {
 
   // The members must include this rank. A family lives as long as a group holds it.
   std::shared_ptr<Family> make_family(int context, std::vector<int> members);
-  // What has come from others that shrink the group of this context for the `round`th time: the last word of each.
+  // What has come from others that shrink the group of this context for the `round`th time: the last word of each, of
+  // either kind.
   std::vector<Note> take_shrink_notes(int context, int round);
+  // agreed: what this rank has agreed to. Who still has another opinion is told.
+  void answer_with(const Note& agreed);
 
   // Of one rank, notes are kept on so many groups, rounds and kinds: far more than one sends that is ahead of this one.
   static constexpr std::size_t kMostKept = 256;
@@ -142,6 +145,7 @@ class Endpoint {
   using KeptNotes = std::map<int, std::map<Subject, Note>>;
 
   void hear(Note note, Instant now);
+  void hear_who_shrinks(Note note);
   static void keep(KeptNotes& notes, Note note);
 
   std::shared_ptr<Transport> transport_;
@@ -150,6 +154,7 @@ class Endpoint {
   std::vector<std::weak_ptr<Family>> families_;
   KeptNotes early_;      // for families that the others have already and this rank is about to make
   KeptNotes shrinking_;  // of those who shrink a group
+  std::map<std::pair<int, int>, Note> agreed_;  // by context and round: one for each group that shrink() has made
   int waits_for_ = -1;
 };
 

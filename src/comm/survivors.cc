@@ -6,6 +6,8 @@
 #include <map>
 #include <utility>
 
+#include "base/sent.h"
+
 namespace treeattn::comm {
 namespace {
 
@@ -18,13 +20,7 @@ class Ballot {
   bool includes_self() const { return !contains(lost_, self()); }
 
   void tell_others() const {
-    Note note;
-    note.head = {.kind = Note::Kind::kShrink,
-                 .context = context_,
-                 .sender = self(),
-                 .next_context = endpoint_.next_context,
-                 .round = round_};
-    note.lost = lost_;
+    const Note note = note_of(Note::Kind::kShrink, endpoint_.next_context);
     for (const int rank : members_) {
       if (rank != self()) endpoint_.send(rank, note);
     }
@@ -41,6 +37,14 @@ class Ballot {
     for (Note& note : endpoint_.take_shrink_notes(context_, round_)) {
       const int sender = note.head.sender;
       if (contains(lost_, sender)) continue;  // given up: what it thinks no longer counts
+      if (note.head.kind == Note::Kind::kAgreed) {
+        base::require_sent(note.head.next_context >= endpoint_.next_context, sender,
+                           "{} as the group that was agreed on; accepted: {} or more", note.head.next_context,
+                           endpoint_.next_context);
+        lost_ = std::move(note.lost);
+        agreed_context_ = note.head.next_context;
+        return false;
+      }
       grown = unite(lost_, note.lost) || grown;
       latest_[sender] = std::move(note);
     }
@@ -67,17 +71,25 @@ class Ballot {
     return out;
   }
 
+  bool agreed() const { return agreed_context_ || open().empty(); }
   Agreement agreement() const {
-    Agreement out{.survivors = {}, .context = endpoint_.next_context};
+    Agreement out{.survivors = {}, .context = agreed_context_.value_or(endpoint_.next_context)};
     std::copy_if(members_.begin(), members_.end(), std::back_inserter(out.survivors),
                  [&](int rank) { return !contains(lost_, rank); });
     for (const int rank : out.survivors) {
-      if (rank != self()) out.context = std::max(out.context, latest_.at(rank).head.next_context);
+      if (rank != self() && !agreed_context_) out.context = std::max(out.context, latest_.at(rank).head.next_context);
     }
+    endpoint_.answer_with(note_of(Note::Kind::kAgreed, out.context));
     return out;
   }
 
  private:
+  Note note_of(Note::Kind kind, int next_context) const {
+    Note note;
+    note.head = {.kind = kind, .context = context_, .sender = self(), .next_context = next_context, .round = round_};
+    note.lost = lost_;
+    return note;
+  }
   int self() const { return endpoint_.transport()->rank(); }
 
   Endpoint& endpoint_;
@@ -86,7 +98,8 @@ class Ballot {
   const std::vector<int>& members_;
   RankSet lost_;
   RankSet gone_;
-  std::map<int, Note> latest_;  // from each of the others
+  std::map<int, Note> latest_;         // from each of the others
+  std::optional<int> agreed_context_;  // for the new group, as another had it who has agreed already
 };
 
 }  // namespace
@@ -100,8 +113,8 @@ std::optional<Agreement> agree_on_survivors(Endpoint& endpoint, Family& family, 
     if (news) ballot.tell_others();
     news = ballot.listen();
     const Instant now = endpoint.now();
-    news = ballot.add_lost(ballot.silent(now >= after(start, kCallAt * deadline))) || news;
-    if (!news && ballot.open().empty()) {
+    if (!ballot.agreed()) news = ballot.add_lost(ballot.silent(now >= after(start, kCallAt * deadline))) || news;
+    if (!news && ballot.agreed() && ballot.includes_self()) {
       family.add_lost(ballot.lost());
       return ballot.agreement();
     }

@@ -20,6 +20,10 @@ struct Agreement {
 // same ranks for lost. Who says nothing in kCallAt of the deadline is lost too. Waits for all survivors, so those that
 // were a step apart are in step again.
 //
+// One may have agreed already when another misses one more, whose last word came to the first alone. What was agreed
+// holds: who has agreed says so, from any call, to those who think otherwise, and they take it over. That the one more
+// is lost shows in the new group. No two agree otherwise, as each needs the word of all who are not lost to it.
+//
 // context and round: which group this is, and how many were made by shrinking it before.
 //
 // Nothing when this rank is among the lost, or when there is no agreement within the deadline; family.lost() then has

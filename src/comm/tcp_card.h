@@ -19,7 +19,7 @@ struct TcpGreeting {
   static constexpr std::uint32_t kMagic = 0x54726565;  // "Tree"; it was "tree" before there were versions
   // To be raised with every change of what ranks send each other: cards, headers, notes, and the messages of any call;
   // and in tests/fuzz/corpus/card.
-  static constexpr std::uint32_t kVersion = 4;
+  static constexpr std::uint32_t kVersion = 5;
 
   std::uint32_t magic = kMagic;
   std::uint32_t version = kVersion;
