@@ -409,6 +409,41 @@ TEST(BadCalls, AreRefusedOnEveryRankAndLeaveNothingBehind) {
   });
 }
 
+// The ranks that have no query to compute with would otherwise wait for those who refuse.
+TEST(BadCalls, APrefillIsRefusedAlsoWhereThereAreNoQueries) {
+  const PreparedCase prepared(small_case(), 3);
+  expect_on_ranks(3, [&](const std::shared_ptr<Communicator>& world) {
+    Failures failures;
+    ThreadPool pool(1);
+    KvCache cache(world, prepared.config());
+    const SequenceId id = cache.add_sequence();
+    cache.extend(id, 1);
+    ParallelAttention attention(world);
+    const QueryView whole = prepared.data.input().q;
+    const std::int64_t tokens = cache.carried_tokens(id);
+    const std::vector<float> rows(static_cast<std::size_t>(whole.heads * whole.head_dim));
+    std::vector<float> out(static_cast<std::size_t>(tokens * whole.heads * cache.config().v_dim));
+    const auto prefill = [&](const std::function<void(QueryView&)>& change) {
+      QueryView q =
+          QueryView::dense(tokens > 0 ? rows.data() : nullptr, DType::kFloat32, 1, tokens, whole.heads, whole.head_dim);
+      change(q);
+      attention.prefill(cache, 0, id, 0, 1, q, {}, out, {}, pool);
+    };
+    const auto refused = [&](const std::string& named, const std::function<void(QueryView&)>& change) {
+      try {
+        prefill(change);
+        failures.push_back("taken: " + named);
+      } catch (const InvalidArgument& error) {
+        if (std::string(error.what()).find(named) == std::string::npos) failures.push_back(error.what());
+      }
+      prefill([](QueryView&) {});  // and the ranks are in step
+    };
+    refused("q.dtype = int8", [](QueryView& q) { q.dtype = DType::kInt8; });
+    refused("q.head_stride = 0", [](QueryView& q) { q.head_stride = 0; });
+    return failures;
+  });
+}
+
 TEST(BadCalls, AStrategyThatDoesNotExistIsRefused) {
   EXPECT_THROW(ParallelAttention(self_communicator(), {.strategy = static_cast<Strategy>(99)}), InvalidArgument);
   EXPECT_THROW(ParallelAttention(self_communicator(), {.link = static_cast<DeviceLink>(99)}), InvalidArgument);

@@ -86,7 +86,8 @@ class ParallelAttention {
   void confirm();
 
   // Many queries, each rank with its own: q [1, tokens, heads, k_dim] for the tokens of [first, first + count) that
-  // this rank carries (KvCache::carried), in that order; out and lse in the same order. Keys are those of the cache, so
+  // this rank carries (KvCache::carried), in that order; out and lse in the same order. A rank that carries none of
+  // them says the same of q but for queries = 0 and the data, which may be null. Keys are those of the cache, so
   // append before. By Ring Attention: K and V go round in pieces while the last piece is worked on. Cyclic placement
   // makes a causal mask cost every rank the same. gather_kv: every rank first collects all of K and V, where memory
   // allows: one exchange, and no waiting after that.

@@ -107,10 +107,14 @@ SharedBuffer ring_decode(const DecodeCall& call, ThreadPool& pool, double& local
 }
 
 void check_call(const PrefillCall& call) {
-  // A rank without queries may have no q: one that nobody reads stands for it.
-  static constexpr float kUnread = 0;
+  // A rank without queries needs no data: what nobody reads stands for it. All else is looked at there, too: what one
+  // rank refuses the others must not wait for.
+  alignas(double) static constexpr std::byte kUnread{};
   QueryView q = call.q;
-  if (q.queries == 0) q = QueryView::dense(&kUnread, DType::kFloat32, 1, 1, q.heads, q.head_dim);
+  if (q.queries == 0) {
+    q.data = &kUnread;
+    q.queries = 1;
+  }
   check_call(DecodeCall{call.store, call.layer, {&call.sequence, 1}, q, call.options, {}});
 }
 
