@@ -130,7 +130,7 @@ void LeafWorker::begin_unit(const Unit& unit) {
   unit_ = unit;
   seen_by_all_ = unit.visible_to_all(problem_);
   rows_ = to_int(unit.rows_per_head(problem_));
-  without_limbs_.assign(static_cast<std::size_t>(unit.heads), 0);
+  without_limbs_.assign(static_cast<std::size_t>(unit.heads * rows_), 0);
   const std::int64_t group = problem_.group();
   const std::int64_t dim = problem_.q.head_dim;
   for (std::int64_t h = 0; h < unit.heads; ++h) {
@@ -141,8 +141,9 @@ void LeafWorker::begin_unit(const Unit& unit) {
       if (!problem_.alibi_slopes.empty()) {
         slopes_[h * rows_ + r] = problem_.alibi_slopes[static_cast<std::size_t>(head)] * merge::kLog2E;
       }
+      without_limbs_[static_cast<std::size_t>(h * rows_ + r)] =
+          may_use_limbs_ && k_ops_.logit_floor > 0 && loses_subnormals(q_rows_ + r * dim);
     }
-    without_limbs_[static_cast<std::size_t>(h)] = may_use_limbs_ && k_ops_.logit_floor > 0 && loses_subnormals();
     k_ops_.pack_queries(q_rows_, problem_.q.dtype, rows_, to_int(dim),
                         q_packed_ + static_cast<std::size_t>(h) * packed_query_bytes_);
   }
@@ -168,26 +169,27 @@ void LeafWorker::leaf(int leaf, float* states) {
   const std::int64_t row_floats = static_cast<std::int64_t>(state_floats(v_dim));
   for (std::int64_t h = 0; h < unit_.heads; ++h) {
     float* of_head = states + h * rows_ * row_floats;
-    bool plainly = without_limbs_[static_cast<std::size_t>(h)];
+    plainly_.clear();
     for (std::int64_t r = 0; r < rows_; ++r) {
       const std::int64_t row = h * rows_ + r;
       float* state = of_head + r * row_floats;
       state[0] = m_log2_[row];
       state[1] = l_[row];
       v_ops_.unpack_sums(o_ + row * sum_floats_, to_int(r), rows_, to_int(v_dim), state + 2);
-      if (may_use_limbs_ && !plainly) plainly = !all_finite(state + 1, row_floats - 1);
+      const bool limbs = may_use_limbs_ && !without_limbs_[static_cast<std::size_t>(row)];
+      if (may_use_limbs_ && !(limbs && all_finite(state + 1, row_floats - 1))) plainly_.push_back(r);
     }
-    if (plainly) redo_without_limbs(leaf, h, of_head);
+    if (!plainly_.empty()) redo_without_limbs(leaf, h, of_head);
   }
 }
 
-// Whether a logit of the head in q_rows_ could lose more than logit_floor by subnormal numbers (docs/exactness.md).
-bool LeafWorker::loses_subnormals() const {
+// Whether a logit of a row of queries could lose more than logit_floor by subnormal numbers (docs/exactness.md).
+bool LeafWorker::loses_subnormals(const float* q) const {
   // A loop of vectors: bits of magnitudes are in their order. A NaN, larger than all, is the plain target's as well.
   constexpr auto kLeast = std::bit_cast<std::uint32_t>(kLeastWithLimbs);
   std::uint32_t largest = std::bit_cast<std::uint32_t>(1.0f), small = 0;
-  for (std::int64_t i = 0; i < rows_ * problem_.q.head_dim; ++i) {
-    const std::uint32_t size = std::bit_cast<std::uint32_t>(q_rows_[i]) & 0x7fffffffu;
+  for (std::int64_t i = 0; i < problem_.q.head_dim; ++i) {
+    const std::uint32_t size = std::bit_cast<std::uint32_t>(q[i]) & 0x7fffffffu;
     small |= std::uint32_t{size - 1 < kLeast - 1};  // 0 is not: it wraps round
     largest = std::max(largest, size);
   }
@@ -195,14 +197,19 @@ bool LeafWorker::loses_subnormals() const {
   return small != 0 || !(std::bit_cast<float>(largest) <= most);
 }
 
-// One head: its bits must not depend on what is in those it was grouped with.
+// The rows of one head that plainly_ names: a row's bits must not depend on what others see, or what it was grouped
+// with.
 void LeafWorker::redo_without_limbs(int leaf, std::int64_t head, float* states) {
   if (!plain_) plain_ = std::make_unique<LeafWorker>(*target_.plain, problem_, 1, max_rows_ / max_heads_);
   Unit alone = unit_;
   alone.head0 += head;
   alone.heads = 1;
   plain_->begin_unit(alone);
-  plain_->leaf(leaf, states);
+  const auto row_floats = static_cast<std::int64_t>(state_floats(problem_.v.head_dim));
+  redone_.resize(static_cast<std::size_t>(rows_ * row_floats));
+  plain_->leaf(leaf, redone_.data());
+  for (const std::int64_t r : plainly_)
+    std::copy_n(redone_.data() + r * row_floats, row_floats, states + r * row_floats);
 }
 
 // Calls body(keys of the chunk, keys of the tile) for the leaf's visible keys in order. Tiles lie on the grid of

@@ -45,7 +45,7 @@ class LeafWorker {
   void accumulate_visible(const AccumulateArgs& args);
   bool hidden_values_finite(const AccumulateArgs& args, int head) const;
   void accumulate_runs(const AccumulateArgs& args, int r) const;
-  bool loses_subnormals() const;
+  bool loses_subnormals(const float* q) const;
   void redo_without_limbs(int leaf, std::int64_t head, float* states);
 
   const CpuTarget& target_;
@@ -60,10 +60,12 @@ class LeafWorker {
   const std::int64_t max_rows_;
   std::unique_ptr<LeafWorker> plain_;  // for one head; made when a leaf is not finite
   Unit unit_;
-  KeyRange seen_by_all_;             // keys that every query of the unit sees
-  int rows_ = 0;                     // per head
-  int sum_floats_ = 0;               // of one row of o_
-  std::vector<char> without_limbs_;  // [heads] whether a head must be computed by the plain target
+  KeyRange seen_by_all_;               // keys that every query of the unit sees
+  int rows_ = 0;                       // per head
+  int sum_floats_ = 0;                 // of one row of o_
+  std::vector<char> without_limbs_;    // [rows] whether one must be computed by the plain target
+  std::vector<std::int64_t> plainly_;  // rows of a head that are
+  std::vector<float> redone_;          // states of that head by the plain target
 
   base::Buffer scratch_;
   std::byte* q_packed_ = nullptr;  // [heads] of packed_query_bytes_
