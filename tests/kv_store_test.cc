@@ -20,6 +20,7 @@
 #include "resident_bytes.h"
 #include "treeattn/attention.h"
 #include "treeattn/error.h"
+#include "treeattn/parallel_attention.h"
 
 namespace treeattn {
 namespace {
@@ -164,7 +165,7 @@ TEST(KvStore, QuantisesUnusualRows) {
                  KvView::tokens_first(v.data(), DType::kFloat32, 1, 5, 2, 24));
     const parallel::ChunkMemory memory = cache.store().chunk(0, id, 0);
     const auto value = [&](std::size_t i) { return base::load_as_float(memory.k + i, type) * memory.k_scales[i / 16]; };
-    EXPECT_EQ(memory.k_scales[0], 1.0f);
+    EXPECT_EQ(memory.k_scales[0], 0x1p-126f);
     for (std::size_t i = 0; i < 16; ++i) EXPECT_EQ(value(i), 0.0f);
     for (std::size_t i = 0; i < 16; ++i) EXPECT_EQ(value(32 + i), tiny);
     EXPECT_TRUE(std::isnan(value(64)));
@@ -176,6 +177,28 @@ TEST(KvStore, QuantisesUnusualRows) {
       EXPECT_EQ(value(96 + 4), 1.0f);
     }
     EXPECT_EQ(value(128), 1.0f);
+  }
+}
+
+// A value of zeros adds nothing, and costs the others next to it nothing, however small they are.
+TEST(KvStore, ARowOfZerosLeavesTheOthersAsExact) {
+  constexpr std::int64_t kTokens = 64, kDim = 64;
+  for (const float size : {1.0f, 1e-4f, 1e-30f}) {
+    KvCacheConfig config = small_config(DType::kInt8);
+    config.kv_heads = 1;
+    config.k_dim = config.v_dim = kDim;
+    const auto alone = self_communicator();
+    KvCache cache(alone, config);
+    const SequenceId id = cache.add_sequence();
+    const std::vector<float> k(kTokens * kDim, 0.0f), q(kDim, 1.0f);  // all weights are the same
+    std::vector<float> v(kTokens * kDim, size), out(kDim);
+    std::fill_n(v.begin(), kDim, 0.0f);
+    cache.append(id, KvView::tokens_first(k.data(), DType::kFloat32, 1, kTokens, 1, kDim),
+                 KvView::tokens_first(v.data(), DType::kFloat32, 1, kTokens, 1, kDim));
+    ThreadPool pool(1);
+    ParallelAttention(alone).decode(cache, 0, {&id, 1}, QueryView::dense(q.data(), DType::kFloat32, 1, 1, 1, kDim), {},
+                                    out, {}, pool);
+    for (const float x : out) EXPECT_NEAR(x, size * 63 / 64, 1e-3f * size);
   }
 }
 

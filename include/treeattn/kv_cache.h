@@ -85,8 +85,8 @@ class KvCache {
 
   // Adds k.tokens tokens at the end. k and v [1, tokens, kv_heads, dim] in the type of the cache (with scales where it
   // has them), or in float32, float16 or bfloat16, which is then converted; int8 and fp8 get the scale max|x| / 127 and
-  // max|x| / 448 of each row, a row of zeros the scale 1. NaN and infinities show: an int8 row with one gets the scale
-  // NaN, in fp8 the element becomes NaN. Copies what this rank carries. Requires layers == 1.
+  // max|x| / 448 of each row, a row of zeros the scale 2^-126. NaN and infinities show: an int8 row with one gets the
+  // scale NaN, in fp8 the element becomes NaN. Copies what this rank carries. Requires layers == 1.
   void append(SequenceId sequence, const KvView& k, const KvView& v);
   // With several layers: first the room, whose content is undefined until written, then each layer. Throws Error when
   // this rank has no addresses left for it, std::bad_alloc; the cache is then as it was.

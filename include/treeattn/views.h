@@ -45,7 +45,8 @@ struct KvView {
   std::int64_t head_stride = 0;
 
   // Row scales, one float32 per token and head, addressed like the rows with the strides below. Required for int8;
-  // optional for fp8 (none means 1); not accepted for the other types.
+  // optional for fp8 (none means 1); not accepted for the other types. A row of zeros had better have a small one: a
+  // value is as exact as the largest product of weight and scale near it allows (docs/exactness.md, 1').
   const float* scales = nullptr;
   std::int64_t scale_batch_stride = 0;
   std::int64_t scale_token_stride = 0;

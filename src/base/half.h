@@ -208,18 +208,22 @@ inline void store_row_from_float(const float* in, std::size_t n, DType dtype, vo
   }
 }
 
-// The scale with which numbers up to `largest`, which is finite, become numbers up to `most`: the quotient, or 1 for
-// zeros. A subnormal quotient may be rounded down, as far as to 0, so that the largest would not fit. It is then the
+// Of a row of K or V: the least that is no subnormal number. Weights in fixed point are relative to the largest weight
+// with its value's scale, and that should be one of a row that adds something.
+inline constexpr float kScaleOfZeroRow = 0x1p-126f;
+
+// The scale with which numbers up to `largest`, which is finite, become numbers up to `most`: the quotient, or
+// of_zeros. A subnormal quotient may be rounded down, as far as to 0, so that the largest would not fit. It is then the
 // next one; all larger scales stay what they are.
-constexpr float scale_to_fit(float largest, float most) {
-  if (largest == 0.0f) return 1.0f;
+constexpr float scale_to_fit(float largest, float most, float of_zeros = 1.0f) {
+  if (largest == 0.0f) return of_zeros;
   const float scale = largest / most;
   return scale * most < largest ? scale + std::numeric_limits<float>::denorm_min() : scale;
 }
 
-// Symmetric int8: in[i] ~ out[i] * *scale with *scale = max |in| / 127 (scale_to_fit). A row with a NaN or an infinity
-// gets scale NaN and zeros, so that whatever reads it says so.
-inline void quantize_row_int8(const float* in, std::size_t n, std::int8_t* out, float* scale) {
+// Symmetric int8: in[i] ~ out[i] * *scale with *scale = max |in| / 127 (scale_to_fit). A row with a NaN or an
+// infinity gets scale NaN and zeros, so that whatever reads it says so.
+inline void quantize_row_int8(const float* in, std::size_t n, std::int8_t* out, float* scale, float of_zeros = 1.0f) {
   float largest = 0.0f;
   bool finite = true;
   for (std::size_t i = 0; i < n; ++i) {
@@ -232,19 +236,19 @@ inline void quantize_row_int8(const float* in, std::size_t n, std::int8_t* out, 
     for (std::size_t i = 0; i < n; ++i) out[i] = 0;
     return;
   }
-  *scale = scale_to_fit(largest, 127.0f);
+  *scale = scale_to_fit(largest, 127.0f, of_zeros);
   for (std::size_t i = 0; i < n; ++i) store_from_float(&out[i], in[i] / *scale, DType::kInt8);
 }
 
-// fp8 with in[i] ~ out[i] * *scale and *scale = max |in| / 448 over the finite elements (scale_to_fit). A NaN stays a
-// NaN, and an infinity, for which the format has no code, becomes one.
+// fp8 with in[i] ~ out[i] * *scale and *scale = max |in| / 448 over the finite elements (scale_to_fit). A NaN stays
+// a NaN, and an infinity, for which the format has no code, becomes one.
 inline void quantize_row_fp8(const float* in, std::size_t n, std::uint8_t* out, float* scale) {
   float largest = 0.0f;
   for (std::size_t i = 0; i < n; ++i) {
     const float magnitude = std::fabs(in[i]);
     largest = magnitude > largest && magnitude <= std::numeric_limits<float>::max() ? magnitude : largest;
   }
-  *scale = scale_to_fit(largest, kMaxFp8);
+  *scale = scale_to_fit(largest, kMaxFp8, kScaleOfZeroRow);
   for (std::size_t i = 0; i < n; ++i) {
     const float finite_or_nan = in[i] - in[i] == 0.0f ? in[i] / *scale : std::numeric_limits<float>::quiet_NaN();
     out[i] = float_to_fp8(finite_or_nan);

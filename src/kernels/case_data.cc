@@ -109,7 +109,7 @@ void CaseData::KvStore::store_row(RowAt at, const float* values) {
   std::byte* to = row(at);
   float scale = 1.0f;
   if (view.dtype == DType::kInt8) {
-    base::quantize_row_int8(values, dim, reinterpret_cast<std::int8_t*>(to), &scale);
+    base::quantize_row_int8(values, dim, reinterpret_cast<std::int8_t*>(to), &scale, base::kScaleOfZeroRow);
   } else {
     if (!scales.empty()) {
       float largest = 0.0f;

@@ -26,7 +26,7 @@ void convert_row(const float* in, std::int64_t n, DType type, std::byte* out, fl
       base::store_row_from_float(in, size, type, out);
       return;
     case DType::kInt8:
-      base::quantize_row_int8(in, size, reinterpret_cast<std::int8_t*>(out), scale);
+      base::quantize_row_int8(in, size, reinterpret_cast<std::int8_t*>(out), scale, base::kScaleOfZeroRow);
       return;
     case DType::kFp8E4M3:
       base::quantize_row_fp8(in, size, reinterpret_cast<std::uint8_t*>(out), scale);

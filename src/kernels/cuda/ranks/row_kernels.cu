@@ -49,7 +49,7 @@ __device__ void quantize(const float* mine, int count, int lane, DType type, std
   largest = largest_of_warp(largest);
   finite = __all_sync(~0u, finite);
   const bool int8 = type == DType::kInt8;
-  float by = base::scale_to_fit(largest, int8 ? 127.0f : base::kMaxFp8);
+  float by = base::scale_to_fit(largest, int8 ? 127.0f : base::kMaxFp8, base::kScaleOfZeroRow);
   if (int8 && !finite) by = nan;
   if (lane == 0) *scale = by;
   for (int j = 0, i = lane; j < count; ++j, i += kLanes) {
