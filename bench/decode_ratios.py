@@ -16,6 +16,8 @@ import statistics
 import subprocess
 import sys
 
+from arguments import counting_number
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HOSTS = ROOT / "scripts" / "hosts.sh"
 FREE_ORDER = ("paper", "two_phase")
@@ -86,7 +88,7 @@ def on_hosts(treeattn, count, tokens):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--treeattn", type=pathlib.Path, default=ROOT / "build/release/bin/treeattn")
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=counting_number, default=3)
     parser.add_argument("--mpi-tokens", default="64k")
     options = parser.parse_args()
     treeattn = options.treeattn.resolve()

@@ -22,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 
+from arguments import counting_number
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HOSTS = ROOT / "scripts" / "hosts.sh"
 SHAPE = ["--heads", "16", "--head-dim", "128", "--dtype", "f32"]
@@ -129,8 +131,8 @@ def main():
     parser.add_argument("--layouts", default="4x2,4x1,2x1", type=lambda text: [Layout(one) for one in text.split(",")],
                         help="hosts x ranks on each")
     parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--tokens", type=counting_number, default=16384)
+    parser.add_argument("--runs", type=counting_number, default=3)
     options = parser.parse_args()
     os.environ.setdefault("TREEATTN_HOSTS", f"tavalid{os.getpid()}")
     met = [print_table(layout, options, compare(layout, options)) for layout in options.layouts]

@@ -202,10 +202,26 @@ class Attention(unittest.TestCase):
             treeattn.attention(q, wants_gradient, v)
         with torch.no_grad():
             treeattn.attention(q, wants_gradient, v)
+        states, per_head = treeattn.states(q, k, v), torch.zeros(4)
+        rows, scales = torch.zeros(1, 10, 4, 64, dtype=torch.int8), torch.ones(1, 10, 4)
+        for name, call in {
+                "sinks": lambda: treeattn.attention(q, k, v, sinks=per_head.requires_grad_()),
+                "alibi_slopes": lambda: treeattn.attention(q, k, v, alibi_slopes=per_head.requires_grad_()),
+                "k_scales": lambda: treeattn.attention(q, rows, v, k_scales=scales.requires_grad_()),
+                "lower": lambda: treeattn.merge(states.requires_grad_(), states),
+                "states": lambda: treeattn.finalize(states.requires_grad_()),
+        }.items():
+            with self.assertRaisesRegex(treeattn.InvalidArgument, f"^{name}: .*gradient"):
+                call()
+        with self.assertRaisesRegex(treeattn.InvalidArgument, "resolve_neg"):
+            treeattn.attention(q, torch._neg_view(k), v)
 
     def test_errors_say_what_is_accepted(self):
         q, k, v = draw(1, 1, 4, 64), draw(1, 10, 4, 64), draw(1, 10, 4, 64)
+        states = treeattn.states(q, k, v)
         for message, call in {
+                "states: .*dense float32": lambda: treeattn.finalize(states.astype(np.float64)),
+                "higher: .*dense float32": lambda: treeattn.merge(states, states[..., ::2]),
                 "accepted: 4: batch": lambda: treeattn.attention(q[0], k, v),
                 "head_dim": lambda: treeattn.attention(q, k[..., :32], v),
                 "a row in one piece": lambda: treeattn.attention(q, k[..., ::2], v),

@@ -77,18 +77,8 @@ AttentionOptions Call::options() const {
           .sinks = sinks};
 }
 
-bool is_torch(const nb::object& array) {
-  for (const nb::handle type : nb::tuple(array.type().attr("__mro__"))) {  // also of a class made from torch's
-    if (nb::cast<std::string>(type.attr("__module__")) == "torch") return true;
-  }
-  return false;
-}
-
 Array array_of(const char* name, const nb::object& array) {
-  if (is_torch(array) && nb::cast<bool>(array.attr("requires_grad")) &&
-      nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")())) {
-    refuse(name, "a tensor that asks for a gradient", "one that does not, as of detach(); any under torch.no_grad()");
-  }
+  refuse_lazy_tensor(name, array);
   if (Array view; nb::try_cast(array, view)) return view;
   std::string what = shown(array);
   if (nb::hasattr(array, "dtype")) {

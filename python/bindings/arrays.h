@@ -62,7 +62,6 @@ QueryView query_view(const Array& q);
 KvView kv_view(const char* name, const Array& rows, const std::optional<Array>& scales,
                const std::optional<Table>& page_table = {});
 
-bool is_torch(const nb::object& array);
 // The GPU that all of them, and the call's scales, are on, or -1. Throws InvalidArgument where they are not together.
 int gpu_of(const Call& call, std::initializer_list<const Array*> arrays);
 // What torch puts its work on, for its tensors on a GPU; a cudaStream_t.

@@ -107,8 +107,8 @@ std::vector<std::int64_t> shape_of(const ConstHostFloats& states, std::int64_t l
 }
 
 nb::object merge(const nb::object& lower, const nb::object& higher) {
-  const auto from = value_of<ConstHostFloats>("lower", lower, kHostFloats);
-  const auto with = value_of<ConstHostFloats>("higher", higher, kHostFloats);
+  const auto from = value_of<ConstHostFloats>("lower", lower, kHostFloats, false);
+  const auto with = value_of<ConstHostFloats>("higher", higher, kHostFloats, false);
   const std::int64_t v_dim = v_dim_of(from);
   const auto all = shape_of(from, v_dim + 2);
   if (with.ndim() != all.size() || shape_of(with, v_dim_of(with) + 2) != all) {
@@ -125,7 +125,7 @@ nb::object merge(const nb::object& lower, const nb::object& higher) {
 }
 
 nb::object finalize(const nb::object& states, const nb::object& given_sinks) {
-  const auto from = value_of<ConstHostFloats>("states", states, kHostFloats);
+  const auto from = value_of<ConstHostFloats>("states", states, kHostFloats, false);
   const std::int64_t v_dim = v_dim_of(from);
   std::vector<float> sinks;
   if (!given_sinks.is_none()) sinks = value_of<std::vector<float>>("sinks", given_sinks, kPerHead);

@@ -15,6 +15,25 @@ std::string shown(nb::handle value) {
   return text.size() <= kLong ? text : nb::repr(value.type()).c_str();
 }
 
+bool is_torch(nb::handle value) {
+  for (const nb::handle type : nb::tuple(value.type().attr("__mro__"))) {
+    if (nb::cast<std::string>(type.attr("__module__")) == "torch") return true;
+  }
+  return false;
+}
+
+void refuse_lazy_tensor(const std::string& name, nb::handle value) {
+  if (!is_torch(value) || !nb::hasattr(value, "requires_grad")) return;
+  if (nb::cast<bool>(value.attr("requires_grad")) &&
+      nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")())) {
+    refuse(name, "a tensor that asks for a gradient", "one that does not, as of detach(); any under torch.no_grad()");
+  }
+  // DLPack passes the numbers on, and not that they count with the other sign.
+  if (nb::cast<bool>(value.attr("is_neg")())) {
+    refuse(name, "a view whose sign is still to be changed", "that of resolve_neg()");
+  }
+}
+
 void set_options(const nb::kwargs& given, const std::map<std::string, Setter>& known) {
   for (const auto [key, value] : given) {
     std::string name;

@@ -23,9 +23,15 @@ inline constexpr char kNumber[] = "a number", kWholeNumber[] = "a whole number",
 // A value as an error shows it: itself, or its type where that is long.
 std::string shown(nb::handle value);
 
+// Of torch, or of a class made from torch's.
+bool is_torch(nb::handle value);
+// Throws InvalidArgument for a tensor of torch that is more than its numbers say.
+void refuse_lazy_tensor(const std::string& name, nb::handle value);
+
 // An argument as T; without `convert` only what is one already. Throws InvalidArgument.
 template <class T>
 T value_of(const std::string& name, nb::handle value, const char* accepted, bool convert = true) {
+  refuse_lazy_tensor(name, value);
   try {
     // To nanobind a tensor is no sequence, and numpy's True no bool.
     constexpr bool kListOrBool = std::is_same_v<T, bool> || requires(T list) { list.push_back(list.front()); };
