@@ -146,6 +146,15 @@ def check_errors():
         context = int(re.search(r"--context (\d+)", error)[1])
         plan(*few, "--context", str(context))
         expect_error([*few, "--context", str(context + 1)], f"--context {context}")
+    # Fewer sequences; and more devices with another change, where neither does alone.
+    many = ["--model", "llama-3.1-8b", "--context", "1"]
+    batch = int(re.search(r"--batch (\d+)", expect_error([*many, "--batch", "65536"], "does not fit"))[1])
+    plan(*many, "--batch", str(batch))
+    expect_error([*many, "--batch", str(batch + 1)], f"--batch {batch}")
+    large = ["--model", "llama-3.1-405b"]
+    works = re.search(r"would work: ([^;\n]*)", expect_error([*large, "--devices", "4"], "does not fit"))[1]
+    expect("--devices" in works and "--weights-type" in works, f"what would work for 405B: {works}")
+    plan(*large, *works.split())
     expect_error(["--model", "llama-7"], "llama-7", "llama-3.1-8b", "config.json")
     expect_error(["--context", "12x"], "--context", "12x", "accepted")
     expect_error(["--context", "0"], "--context", "accepted")

@@ -12,7 +12,7 @@ AttentionModel::AttentionModel(const plan::Cluster& cluster, const Shape& shape)
   const double flops = 4.0 * static_cast<double>(shape.queries * shape.heads * shape.head_dim);
   Shape token = shape;
   token.batch = token.tokens = 1;
-  const double read_s = static_cast<double>(token.kv_bytes()) / cluster.device_bytes_per_s;
+  const double read_s = static_cast<double>(token.cache_bytes()) / cluster.device_bytes_per_s;
   bytes_read_per_kv_byte_ = std::max(1.0, flops / cluster.device_flops_per_s / read_s);
 }
 

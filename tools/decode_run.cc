@@ -91,8 +91,8 @@ Room room_of(const Communicator& world, const DecodeSetup& setup) {
   first.tokens = chunk;
   whole.tokens = base::round_up(whole.tokens, chunk);
   const auto number = [](std::size_t bytes) { return static_cast<double>(bytes); };  // whose sums do not wrap round
-  const double first_pages = number(first.kv_bytes()), ranks = place.sharing;
-  const double share = std::max(first_pages, number(whole.kv_bytes()) / world.size() * ranks);
+  const double first_pages = number(first.cache_bytes()), ranks = place.sharing;
+  const double share = std::max(first_pages, number(whole.cache_bytes()) / world.size() * ranks);
   double tree = share + first_pages;  // the cache whose reductions are timed has first pages only
   if (!device.on_gpu()) {
     // Seen with many queries: that of every strategy twice, the reference in double, and states on their way.

@@ -154,11 +154,19 @@ std::int64_t Shape::all_tokens() const {
   return sum;
 }
 
-std::size_t Shape::kv_bytes() const {
-  const std::size_t row_bytes =
-      static_cast<std::size_t>(head_dim) * dtype_size(dtype) + (dtype == DType::kInt8 ? sizeof(float) : 0);
-  return product({2, all_tokens(), kv_heads, static_cast<std::int64_t>(row_bytes)});
+namespace {
+
+std::size_t rows_bytes(const Shape& shape, bool scales) {
+  const std::size_t row =
+      static_cast<std::size_t>(shape.head_dim) * dtype_size(shape.dtype) + (scales ? sizeof(float) : 0);
+  return product({2, shape.all_tokens(), shape.kv_heads, static_cast<std::int64_t>(row)});
 }
+
+}  // namespace
+
+std::size_t Shape::kv_bytes() const { return rows_bytes(*this, dtype == DType::kInt8); }
+
+std::size_t Shape::cache_bytes() const { return rows_bytes(*this, kernels::has_scales(dtype)); }
 
 std::size_t Shape::q_bytes() const { return product({batch, queries, heads, head_dim}) * dtype_size(q_dtype); }
 

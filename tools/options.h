@@ -37,8 +37,10 @@ struct Shape {
   std::int64_t length(std::int64_t sequence) const;
   // Of the whole batch.
   std::int64_t all_tokens() const;
-  // Bytes of K and V together, row scales included.
+  // Bytes of K and V together, with the row scales that int8 needs.
   std::size_t kv_bytes() const;
+  // The same in a KvCache, which has them for fp8, too.
+  std::size_t cache_bytes() const;
   std::size_t q_bytes() const;
   std::size_t out_bytes() const;
   // Pairs of query and key, per head and summed over the batch, that the mask lets through.

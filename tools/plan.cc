@@ -123,13 +123,24 @@ std::vector<Change> changes() {
   return out;
 }
 
-bool works_with(Request request, const std::vector<const Change*>& applied) {
+Request changed(Request request, const std::vector<const Change*>& applied) {
   for (const Change* change : applied) change->apply(request);
   request.update();
-  return possible(request);
+  return request;
 }
 
-// What would work: each tried, one change at a time, and where none does two at a time.
+// The most sequences that fit; 0: not even one.
+std::int64_t largest_batch(Request request) {
+  std::int64_t fits = 0, too_many = request.capacity.batch;
+  while (too_many - fits > 1) {
+    request.capacity.batch = fits + (too_many - fits) / 2;
+    (possible(request) ? fits : too_many) = request.capacity.batch;
+  }
+  return fits;
+}
+
+// What would work: each tried, one change at a time, where none does two at a time, and where none of these does with
+// another number of devices.
 std::vector<std::string> what_would_work(const Request& request, bool longest) {
   std::vector<std::string> out;
   if (!longest) {
@@ -139,15 +150,26 @@ std::vector<std::string> what_would_work(const Request& request, bool longest) {
       out.push_back(fmt::format("--context {}", context));
     }
   }
+  if (const std::int64_t batch = largest_batch(request); batch > 0) out.push_back(fmt::format("--batch {}", batch));
   const std::vector<Change> all = changes();
   for (const Change& change : all) {
-    if (works_with(request, {&change})) out.push_back(change.option);
+    if (possible(changed(request, {&change}))) out.push_back(change.option);
   }
   if (!out.empty()) return out;
+  std::vector<std::vector<const Change*>> tries;
+  for (const Change& one : all) tries.push_back({&one});
   for (std::size_t i = 0; i < all.size(); ++i) {
     for (std::size_t j = i + 1; j < all.size(); ++j) {
-      if (works_with(request, {&all[i], &all[j]})) out.push_back(all[i].option + " " + all[j].option);
+      tries.push_back({&all[i], &all[j]});
+      if (possible(changed(request, tries.back()))) out.push_back(all[i].option + " " + all[j].option);
     }
+  }
+  if (!out.empty() || request.devices == 0) return out;
+  for (const std::vector<const Change*>& applied : tries) {
+    const auto fewest = plan::fewest_devices(changed(request, applied).capacity);
+    if (!fewest) continue;
+    out.push_back(fmt::format("--devices {}", *fewest));
+    for (const Change* change : applied) out.back() += " " + change->option;
   }
   return out;
 }

@@ -46,7 +46,7 @@ void Scenario::choose(Strategy strategy, std::int64_t tokens) {
   kv_bytes_.assign(static_cast<std::size_t>(job_.ranks), 0);
   for (int leaf = 0; leaf < job_.branches; ++leaf) {
     const std::uint64_t here = tokens_before(leaf + 1) - tokens_before(leaf);
-    kv_bytes_[static_cast<std::size_t>(shares_.rank_of(leaf))] += here * token.kv_bytes();
+    kv_bytes_[static_cast<std::size_t>(shares_.rank_of(leaf))] += here * token.cache_bytes();
   }
 }
 

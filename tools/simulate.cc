@@ -126,7 +126,7 @@ std::vector<SimulationJob> make_jobs(const SimulateOptions& options) {
         jobs.push_back(job);
         jobs.back().shape = shape;
       }
-      const std::size_t share = shape.kv_bytes() / static_cast<std::size_t>(job.ranks);
+      const std::size_t share = shape.cache_bytes() / static_cast<std::size_t>(job.ranks);
       base::require(share <= kMostShare, "--tokens {} on {}: {} of K and V a rank; accepted: at most {}", shape.tokens,
                     format_count(job.ranks, "rank"), format_bytes(share), format_bytes(kMostShare));
       jobs.back().tokens.push_back(shape.tokens);
