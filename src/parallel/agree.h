@@ -77,7 +77,7 @@ void on_all_or_none(Communicator& communicator, const Work& work) {
   std::exception_ptr failure;
   try {
     work();
-  } catch (...) {
+  } catch (const std::exception&) {
     failure = std::current_exception();
   }
   throw_if_any_failed(communicator, failure);
