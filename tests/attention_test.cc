@@ -535,44 +535,56 @@ TEST_P(TargetTest, SubnormalFloat16ValuesAreWithinBounds) {
 // A row that has to be computed in another way must not take along those it happens to be grouped with: how many heads
 // these are depends on the number of threads, and how many queries on how they are given.
 TEST_P(TargetTest, WhatOneRowSeesChangesNoBitsOfAnother) {
-  for (const DType dtype : kAllDTypes) {
-    Case shape;
-    shape.queries = 2;
-    shape.heads = 6;
-    shape.kv_heads = 3;
-    shape.tokens = 600;
-    shape.causal = true;  // the first query does not see the last key
-    shape.order.chunk_tokens = 64;
-    shape.k_type = shape.v_type = dtype;
-    shape.fp8_scales = true;
-    const CaseData clean(shape, 5);
-    const Problem problem = make_problem(clean.input(), clean.options());
-    const std::vector<float> want = states_on(target(), problem, 1);
-    CaseData key(shape, 5), value(shape, 5), query(shape, 5);
-    for (std::int64_t h = 2; h < 4; ++h) query.set_q(0, 1, h, 3, 1e-42f);  // of which limbs would lose too much
-    if (dtype == DType::kInt8) {
-      key.set_k_scale(0, 599, 1, kNan);
-      value.set_v_scale(0, 599, 1, kNan);
-    } else {
-      key.set_k(0, 599, 1, 3, kNan);
-      value.set_v(0, 599, 1, 3, kNan);
-    }
-    for (const CaseData* spoiled : {&key, &value, &query}) {
-      const bool not_finite = spoiled != &query;
-      SCOPED_TRACE(std::string(dtype_name(dtype)) + (spoiled == &key     ? ", a key"
-                                                     : spoiled == &value ? ", a value"
-                                                                         : ", a query"));
-      const std::vector<float> got = states_on(target(), make_problem(spoiled->input(), spoiled->options()), 1);
-      const std::size_t row_floats = state_floats(shape.v_dim);
-      for (std::size_t row = 0; row < 12; ++row) {
-        const auto floats = [&](const std::vector<float>& states) {
-          return std::vector<float>(states.begin() + static_cast<std::ptrdiff_t>(row * row_floats),
-                                    states.begin() + static_cast<std::ptrdiff_t>((row + 1) * row_floats));
-        };
-        const bool sees_it = row >= 6 && row % 6 / 2 == 1;
-        const std::vector<float> state = floats(got);
-        EXPECT_TRUE(sees_it || same_bits(state, floats(want))) << "row " << row;
-        EXPECT_EQ(std::any_of(state.begin(), state.end(), is_nan), sees_it && not_finite) << "row " << row;
+  struct Rows {
+    std::int64_t queries, group, window;
+  };
+  constexpr std::int64_t kTokens = 200, kKvHeads = 3;
+  for (const Rows rows : {Rows{2, 2, 0}, {3, 1, 0}, {3, 2, 45}, {29, 1, 0}, {29, 1, 37}}) {
+    for (const DType dtype : kAllDTypes) {
+      Case shape;
+      shape.queries = rows.queries;
+      shape.heads = rows.group * kKvHeads;
+      shape.kv_heads = kKvHeads;
+      shape.tokens = kTokens;
+      shape.causal = true;
+      shape.window = rows.window;
+      shape.order.chunk_tokens = 64;
+      shape.k_type = shape.v_type = dtype;
+      shape.fp8_scales = true;
+      // A key that one query sees: the newest, or the oldest of the window.
+      const std::int64_t seer = rows.window > 0 ? 0 : rows.queries - 1;
+      const std::int64_t seen = rows.window > 0 ? kTokens - rows.queries - rows.window + 1 : kTokens - 1;
+      const CaseData clean(shape, 5);
+      const Problem problem = make_problem(clean.input(), clean.options());
+      const std::vector<float> want = states_on(target(), problem, 1);
+      CaseData key(shape, 5), value(shape, 5), query(shape, 5);
+      for (std::int64_t h = rows.group; h < 2 * rows.group; ++h) {
+        query.set_q(0, seer, h, 3, 1e-42f);  // of which limbs would lose too much
+      }
+      if (dtype == DType::kInt8) {
+        key.set_k_scale(0, seen, 1, kNan);
+        value.set_v_scale(0, seen, 1, kNan);
+      } else {
+        key.set_k(0, seen, 1, 3, kNan);
+        value.set_v(0, seen, 1, 3, kNan);
+      }
+      for (const CaseData* spoiled : {&key, &value, &query}) {
+        const bool not_finite = spoiled != &query;
+        const char* what = spoiled == &key ? "key" : spoiled == &value ? "value" : "query";
+        SCOPED_TRACE(fmt::format("{} queries, group {}, window {}, {}, a {}", rows.queries, rows.group, rows.window,
+                                 dtype_name(dtype), what));
+        const std::vector<float> got = states_on(target(), make_problem(spoiled->input(), spoiled->options()), 1);
+        const std::size_t row_floats = state_floats(shape.v_dim);
+        for (std::int64_t row = 0; row < rows.queries * shape.heads; ++row) {
+          const auto floats = [&](const std::vector<float>& states) {
+            const auto first = states.begin() + row * static_cast<std::ptrdiff_t>(row_floats);
+            return std::vector<float>(first, first + static_cast<std::ptrdiff_t>(row_floats));
+          };
+          const bool sees_it = row / shape.heads == seer && row % shape.heads / rows.group == 1;
+          const std::vector<float> state = floats(got);
+          EXPECT_TRUE(sees_it || same_bits(state, floats(want))) << "row " << row;
+          EXPECT_EQ(std::any_of(state.begin(), state.end(), is_nan), sees_it && not_finite) << "row " << row;
+        }
       }
     }
   }

@@ -375,7 +375,7 @@ void LeafWorker::weigh(Tile& tile) {
 }
 
 // Some weights are 0 because the key is hidden. 0 * v is 0 unless v is NaN or infinite: only then each row of that head
-// takes its visible tokens one run at a time, so that a hidden value cannot show.
+// is added by itself, with zeros in place of what it does not see.
 void LeafWorker::accumulate_visible(const AccumulateArgs& args) {
   bool finite = true;
   for (int h = 0; h < args.heads; ++h) finite = finite && hidden_values_finite(args, h);
@@ -394,7 +394,7 @@ void LeafWorker::accumulate_visible(const AccumulateArgs& args) {
     if (hidden_values_finite(args, h)) {
       v_ops_.accumulate(head);
     } else {
-      for (int r = 0; r < args.rows; ++r) accumulate_runs(head, r);
+      for (int r = 0; r < args.rows; ++r) accumulate_alone(head, r);
     }
   }
 }
@@ -416,25 +416,19 @@ bool LeafWorker::hidden_values_finite(const AccumulateArgs& args, int head) cons
   return true;
 }
 
-// Row r of one head, without the tokens that it does not see.
-void LeafWorker::accumulate_runs(const AccumulateArgs& args, int r) const {
-  const float* weights = args.weights + r * kTileTokens;
-  float shrink = args.shrink[r];
-  AccumulateArgs run = args;
-  run.rows = 1;
-  run.row = r;
-  run.shrink = &shrink;
-  run.o = args.o + r * sum_floats_;
-  for (int t = 0; t < args.tokens;) {
-    int end = t;
-    while (end < args.tokens && !is_hidden(weights[end])) ++end;
-    run.weights = weights + t;
-    run.v = {args.v.rows + t, 0};
-    run.tokens = end - t;
-    v_ops_.accumulate(run);
-    shrink = 1.0f;
-    t = end + 1;
-  }
+// Row r of one head, with the bits that it has beside the others where what it does not see is finite.
+void LeafWorker::accumulate_alone(const AccumulateArgs& args, int r) const {
+  alignas(base::Buffer::kLine) static constexpr std::byte kZeros[kMaxHeadDim * sizeof(float)] = {};
+  AccumulateArgs row = args;
+  row.rows = 1;
+  row.row = r;
+  row.weights = args.weights + r * kTileTokens;
+  row.shrink = args.shrink + r;
+  row.o = args.o + r * sum_floats_;
+  const std::byte* seen[kTileTokens];
+  for (int t = 0; t < args.tokens; ++t) seen[t] = is_hidden(row.weights[t]) ? kZeros : args.v.rows[t];
+  row.v = {seen, 0};
+  v_ops_.accumulate(row);
 }
 
 }  // namespace treeattn::kernels

@@ -44,7 +44,7 @@ class LeafWorker {
   void mask_rows(const Tile& tile);
   void accumulate_visible(const AccumulateArgs& args);
   bool hidden_values_finite(const AccumulateArgs& args, int head) const;
-  void accumulate_runs(const AccumulateArgs& args, int r) const;
+  void accumulate_alone(const AccumulateArgs& args, int r) const;
   bool loses_subnormals(const float* q) const;
   void redo_without_limbs(int leaf, std::int64_t head, float* states);
 

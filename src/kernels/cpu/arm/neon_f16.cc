@@ -197,14 +197,18 @@ void accumulate_tokens(const float16x8_t (&w)[R], const float16x8_t (&w_rest)[R]
 }
 #undef TREEATTN_FMLAL
 
-// The same for four rows: shared by that many, converting the values costs less than a second limb for every row.
-void accumulate_converted(const float32x4_t (&w)[4][2], const std::byte* const* rows, int dim, ComingLines coming,
+// Shared by four rows, converting the values costs less than a second limb for every row. A row of such four that is
+// given alone is computed in the same way: it must have the same bits.
+bool is_one_of_four(int row, int head_rows) { return row / 4 < head_rows / 4; }
+
+template <int R>
+void accumulate_converted(const float32x4_t (&w)[R][2], const std::byte* const* rows, int dim, ComingLines coming,
                           float* sums) {
   for (int d = 0; d < dim; d += 8) {
     coming.fetch<16>();
-    float32x4_t low[4], high[4];
+    float32x4_t low[R], high[R];
     TREEATTN_UNROLL
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < R; ++i) {
       low[i] = vld1q_f32(sums + i * dim + d);
       high[i] = vld1q_f32(sums + i * dim + d + 4);
     }
@@ -214,7 +218,7 @@ void accumulate_converted(const float32x4_t (&w)[4][2], const std::byte* const* 
     const float32x4_t v_low = vcvt_f32_f16(vget_low_f16(v));              \
     const float32x4_t v_high = vcvt_high_f32_f16(v);                      \
     TREEATTN_UNROLL                                                       \
-    for (int i = 0; i < 4; ++i) {                                         \
+    for (int i = 0; i < R; ++i) {                                         \
       low[i] = vfmaq_laneq_f32(low[i], v_low, w[i][(t) / 4], (t) % 4);    \
       high[i] = vfmaq_laneq_f32(high[i], v_high, w[i][(t) / 4], (t) % 4); \
     }                                                                     \
@@ -229,7 +233,7 @@ void accumulate_converted(const float32x4_t (&w)[4][2], const std::byte* const* 
     TREEATTN_TOKEN(7)
 #undef TREEATTN_TOKEN
     TREEATTN_UNROLL
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < R; ++i) {
       vst1q_f32(sums + i * dim + d, low[i]);
       vst1q_f32(sums + i * dim + d + 4, high[i]);
     }
@@ -250,9 +254,10 @@ void accumulate_rows(const AccumulateArgs& args, const float* scale_up, int t, i
     w[i][1] = vmulq_n_f32(vld1q_f32(from + 4), scale_up[r + i]);
   }
   float* sums = args.o + (h * args.rows + r) * args.dim;
-  if constexpr (R == 4) {
-    accumulate_converted(w, rows, args.dim, coming, sums);
-  } else {
+  if (R == 4 || (R == 1 && is_one_of_four(args.row + r, args.head_rows))) {
+    return accumulate_converted<R>(w, rows, args.dim, coming, sums);
+  }
+  if constexpr (R != 4) {
     float16x8_t high[R], rest[R];
     TREEATTN_UNROLL
     for (int i = 0; i < R; ++i) {
