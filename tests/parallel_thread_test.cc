@@ -70,8 +70,9 @@ TEST_P(RankCount, BytesSentAreThoseOfTheFormulas) {
 }
 
 TEST(Prefill, OfOneRankIsWithinItsBound) {
-  for (const kernels::Case& shape : testing_parallel::prefill_cases()) {
-    EXPECT_LE(testing_parallel::PreparedPrefill(shape).error(), 1) << shape.name;
+  const std::vector<kernels::Case> cases = testing_parallel::prefill_cases();
+  for (std::size_t i = 0; i < cases.size(); i += thinning()) {
+    EXPECT_LE(testing_parallel::PreparedPrefill(cases[i]).error(), 1) << cases[i].name;
   }
 }
 
