@@ -69,7 +69,7 @@ TEST(ModelConfig, AbsentKeysHaveHuggingFacesDefaults) {
   EXPECT_EQ(config.rms_eps, 1e-6);
   EXPECT_EQ(config.rope_theta, 10000);
   EXPECT_FALSE(config.tied_embeddings || config.rope_scaling || config.bos);
-  EXPECT_EQ(config.eos, std::vector<std::int32_t>{2});
+  EXPECT_EQ(config.eos, Tokens{2});
 }
 
 // As transformers 4.57 generates: 2, unless a file says otherwise or generation_config.json is there.

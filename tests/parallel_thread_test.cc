@@ -345,6 +345,16 @@ TEST(Messages, OfTheCallerMayBeUnderWayDuringACall) {
   });
 }
 
+// A failure where call() is taken, or refused without naming that.
+void expect_refused(Failures& failures, const std::string& named, const std::function<void()>& call) {
+  try {
+    call();
+    failures.push_back(named + " accepted");
+  } catch (const InvalidArgument& error) {
+    if (std::string(error.what()).find(named) == std::string::npos) failures.push_back(error.what());
+  }
+}
+
 // Wrong arguments are refused on every rank before anything is sent, and the next call works.
 TEST(BadCalls, AreRefusedOnEveryRankAndLeaveNothingBehind) {
   const PreparedCase prepared(small_case(), 3);
@@ -355,12 +365,7 @@ TEST(BadCalls, AreRefusedOnEveryRankAndLeaveNothingBehind) {
     const auto ids = prepared.fill(cache);
     ParallelAttention attention(world, {Strategy::kMerge});
     const auto refused = [&](const std::string& named, const std::function<void()>& call) {
-      try {
-        call();
-        failures.push_back(named + " accepted");
-      } catch (const InvalidArgument& error) {
-        if (std::string(error.what()).find(named) == std::string::npos) failures.push_back(error.what());
-      }
+      expect_refused(failures, named, call);
     };
     Output got = prepared.empty_output();
     const QueryView q = prepared.data.input().q;
@@ -392,19 +397,6 @@ TEST(BadCalls, AreRefusedOnEveryRankAndLeaveNothingBehind) {
     AttentionOptions options;
     options.window = -1;
     refused("window = -1", [&] { decode(q, 0, got.out, options); });
-    // With fewer tokens than ranks, where one has no query to compute with.
-    KvCache tiny(world, prepared.config());
-    const SequenceId few = tiny.add_sequence();
-    tiny.extend(few, 1);
-    const auto tokens = tiny.carried_tokens(few);
-    const std::vector<float> rows(static_cast<std::size_t>(q.heads * q.head_dim));
-    std::vector<float> out(static_cast<std::size_t>(tokens * q.heads * tiny.config().v_dim));
-    refused("window = -1", [&] {
-      attention.prefill(
-          tiny, 0, few, 0, 1,
-          QueryView::dense(tokens > 0 ? rows.data() : nullptr, DType::kFloat32, 1, tokens, q.heads, q.head_dim),
-          options, out, {}, pool);
-    });
     if (!prepared.decode(attention, cache, ids, pool).same_bits_as(prepared.single)) failures.push_back("other bits");
     return failures;
   });
@@ -424,23 +416,21 @@ TEST(BadCalls, APrefillIsRefusedAlsoWhereThereAreNoQueries) {
     const std::int64_t tokens = cache.carried_tokens(id);
     const std::vector<float> rows(static_cast<std::size_t>(whole.heads * whole.head_dim));
     std::vector<float> out(static_cast<std::size_t>(tokens * whole.heads * cache.config().v_dim));
-    const auto prefill = [&](const std::function<void(QueryView&)>& change) {
+    using Change = std::function<void(QueryView&, AttentionOptions&)>;
+    const auto prefill = [&](const Change& change) {
       QueryView q =
           QueryView::dense(tokens > 0 ? rows.data() : nullptr, DType::kFloat32, 1, tokens, whole.heads, whole.head_dim);
-      change(q);
-      attention.prefill(cache, 0, id, 0, 1, q, {}, out, {}, pool);
+      AttentionOptions options;
+      change(q, options);
+      attention.prefill(cache, 0, id, 0, 1, q, options, out, {}, pool);
     };
-    const auto refused = [&](const std::string& named, const std::function<void(QueryView&)>& change) {
-      try {
-        prefill(change);
-        failures.push_back("taken: " + named);
-      } catch (const InvalidArgument& error) {
-        if (std::string(error.what()).find(named) == std::string::npos) failures.push_back(error.what());
-      }
-      prefill([](QueryView&) {});  // and the ranks are in step
+    const auto refused = [&](const std::string& named, const Change& change) {
+      expect_refused(failures, named, [&] { prefill(change); });
+      prefill([](QueryView&, AttentionOptions&) {});  // and the ranks are in step
     };
-    refused("q.dtype = int8", [](QueryView& q) { q.dtype = DType::kInt8; });
-    refused("q.head_stride = 0", [](QueryView& q) { q.head_stride = 0; });
+    refused("q.dtype = int8", [](QueryView& q, AttentionOptions&) { q.dtype = DType::kInt8; });
+    refused("q.head_stride = 0", [](QueryView& q, AttentionOptions&) { q.head_stride = 0; });
+    refused("window = -1", [](QueryView&, AttentionOptions& options) { options.window = -1; });
     return failures;
   });
 }

@@ -390,13 +390,7 @@ TEST(TcpMeeting, WhoComesBeforeRank0LeavesItsPortFree) {
   const pid_t child = start_process([] {
     if (!enter_small_network()) return false;
     std::deque<comm::Socket> taken;
-    for (const int port : {45683, 45685, 45687}) {
-      taken.emplace_back(::socket(AF_INET6, SOCK_STREAM, 0));
-      sockaddr_in6 address{};
-      address.sin6_family = AF_INET6;
-      address.sin6_port = htons(static_cast<std::uint16_t>(port));
-      EXPECT_EQ(::bind(taken.back().fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-    }
+    for (const int port : {45683, 45685, 45687}) taken.push_back(comm::listen_on(port));
     std::thread second([] { meet(1, 2, 45681); });
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
     meet(0, 2, 45681);

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bisect.h"
 #include "base/check.h"
 #include "base/round_up.h"
 #include "command.h"
@@ -123,20 +124,27 @@ std::vector<Change> changes() {
   return out;
 }
 
-Request changed(Request request, const std::vector<const Change*>& applied) {
+// Some of them together.
+using Changes = std::vector<const Change*>;
+
+Request changed(Request request, const Changes& applied) {
   for (const Change* change : applied) change->apply(request);
   request.update();
   return request;
 }
 
+std::string options_of(const Changes& applied) {
+  std::vector<std::string_view> options;
+  for (const Change* change : applied) options.push_back(change->option);
+  return fmt::format("{}", fmt::join(options, " "));
+}
+
 // The most sequences that fit; 0: not even one.
 std::int64_t largest_batch(Request request) {
-  std::int64_t fits = 0, too_many = request.capacity.batch;
-  while (too_many - fits > 1) {
-    request.capacity.batch = fits + (too_many - fits) / 2;
-    (possible(request) ? fits : too_many) = request.capacity.batch;
-  }
-  return fits;
+  return base::bisect(std::int64_t{0}, request.capacity.batch, [&](std::int64_t batch) {
+    request.capacity.batch = batch;
+    return possible(request);
+  });
 }
 
 // What would work: each tried, one change at a time, where none does two at a time, and where none of these does with
@@ -152,24 +160,23 @@ std::vector<std::string> what_would_work(const Request& request, bool longest) {
   }
   if (const std::int64_t batch = largest_batch(request); batch > 0) out.push_back(fmt::format("--batch {}", batch));
   const std::vector<Change> all = changes();
-  for (const Change& change : all) {
-    if (possible(changed(request, {&change}))) out.push_back(change.option);
-  }
-  if (!out.empty()) return out;
-  std::vector<std::vector<const Change*>> tries;
-  for (const Change& one : all) tries.push_back({&one});
+  std::vector<Changes> ones, twos;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    for (std::size_t j = i + 1; j < all.size(); ++j) {
-      tries.push_back({&all[i], &all[j]});
-      if (possible(changed(request, tries.back()))) out.push_back(all[i].option + " " + all[j].option);
-    }
+    ones.push_back({&all[i]});
+    for (std::size_t j = i + 1; j < all.size(); ++j) twos.push_back({&all[i], &all[j]});
   }
-  if (!out.empty() || request.devices == 0) return out;
-  for (const std::vector<const Change*>& applied : tries) {
-    const auto fewest = plan::fewest_devices(changed(request, applied).capacity);
-    if (!fewest) continue;
-    out.push_back(fmt::format("--devices {}", *fewest));
-    for (const Change* change : applied) out.back() += " " + change->option;
+  for (const std::vector<Changes>& tries : {ones, twos}) {
+    for (const Changes& applied : tries) {
+      if (possible(changed(request, applied))) out.push_back(options_of(applied));
+    }
+    if (!out.empty()) return out;
+  }
+  if (request.devices == 0) return out;
+  for (const std::vector<Changes>& tries : {ones, twos}) {
+    for (const Changes& applied : tries) {
+      const auto fewest = plan::fewest_devices(changed(request, applied).capacity);
+      if (fewest) out.push_back(fmt::format("--devices {} {}", *fewest, options_of(applied)));
+    }
   }
   return out;
 }

@@ -221,8 +221,8 @@ constexpr float scale_to_fit(float largest, float most, float of_zeros = 1.0f) {
   return scale * most < largest ? scale + std::numeric_limits<float>::denorm_min() : scale;
 }
 
-// Symmetric int8: in[i] ~ out[i] * *scale with *scale = max |in| / 127 (scale_to_fit). A row with a NaN or an
-// infinity gets scale NaN and zeros, so that whatever reads it says so.
+// Symmetric int8: in[i] ~ out[i] * *scale with *scale = max |in| / 127 (scale_to_fit). A row with a NaN or an infinity
+// gets scale NaN and zeros, so that whatever reads it says so.
 inline void quantize_row_int8(const float* in, std::size_t n, std::int8_t* out, float* scale, float of_zeros = 1.0f) {
   float largest = 0.0f;
   bool finite = true;
@@ -240,8 +240,8 @@ inline void quantize_row_int8(const float* in, std::size_t n, std::int8_t* out, 
   for (std::size_t i = 0; i < n; ++i) store_from_float(&out[i], in[i] / *scale, DType::kInt8);
 }
 
-// fp8 with in[i] ~ out[i] * *scale and *scale = max |in| / 448 over the finite elements (scale_to_fit). A NaN stays
-// a NaN, and an infinity, for which the format has no code, becomes one.
+// fp8 with in[i] ~ out[i] * *scale and *scale = max |in| / 448 over the finite elements (scale_to_fit). A NaN stays a
+// NaN, and an infinity, for which the format has no code, becomes one.
 inline void quantize_row_fp8(const float* in, std::size_t n, std::uint8_t* out, float* scale) {
   float largest = 0.0f;
   for (std::size_t i = 0; i < n; ++i) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/bisect.h"
 #include "base/counting.h"
 #include "model/activations.h"
 #include "model/weights.h"
@@ -67,11 +68,7 @@ int ranks_needed(const LlamaConfig& config, const LlamaOptions& options, WeightF
   for (; !fits(enough); enough *= 2) {
     if (enough >= options.order.branches) return 0;
   }
-  for (int too_few = enough / 2; enough - too_few > 1;) {
-    const int middle = too_few + (enough - too_few) / 2;
-    (fits(middle) ? enough : too_few) = middle;
-  }
-  return enough;
+  return base::bisect(enough, enough / 2, fits);
 }
 
 }  // namespace treeattn::model

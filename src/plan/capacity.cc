@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 
+#include "base/bisect.h"
 #include "base/check.h"
 #include "base/round_up.h"
 #include "plan/tree_order.h"
@@ -146,12 +147,7 @@ double split_seconds(const CapacityRequest& request, int parts) {
 template <typename Holds>
 std::optional<int> first_of(int most, Holds holds) {
   if (most < 1 || !holds(most)) return std::nullopt;
-  int short_of = 0, enough = most;
-  while (enough - short_of > 1) {
-    const int middle = short_of + (enough - short_of) / 2;
-    (holds(middle) ? enough : short_of) = middle;
-  }
-  return enough;
+  return base::bisect(most, 0, holds);
 }
 
 }  // namespace
@@ -225,12 +221,7 @@ std::int64_t longest_context(const CapacityRequest& request, int devices) {
       static_cast<double>(request.batch * request.model.layers) * static_cast<double>(request.model.token_bytes());
   const double room = std::floor(static_cast<double>(request.usable_bytes()) * devices / token);
   const double too_long = std::min({room + 1, std::ceil(kMostBytes / token), static_cast<double>(kMostContext) + 1});
-  std::int64_t good = 1, bad = static_cast<std::int64_t>(too_long);
-  while (bad - good > 1) {
-    const std::int64_t middle = good + (bad - good) / 2;
-    (fits_with(middle) ? good : bad) = middle;
-  }
-  return good;
+  return base::bisect(std::int64_t{1}, static_cast<std::int64_t>(too_long), fits_with);
 }
 
 }  // namespace treeattn::plan

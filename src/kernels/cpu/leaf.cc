@@ -176,8 +176,10 @@ void LeafWorker::leaf(int leaf, float* states) {
       state[0] = m_log2_[row];
       state[1] = l_[row];
       v_ops_.unpack_sums(o_ + row * sum_floats_, to_int(r), rows_, to_int(v_dim), state + 2);
-      const bool limbs = may_use_limbs_ && !without_limbs_[static_cast<std::size_t>(row)];
-      if (may_use_limbs_ && !(limbs && all_finite(state + 1, row_floats - 1))) plainly_.push_back(r);
+      if (!may_use_limbs_) continue;
+      if (without_limbs_[static_cast<std::size_t>(row)] || !all_finite(state + 1, row_floats - 1)) {
+        plainly_.push_back(r);
+      }
     }
     if (!plainly_.empty()) redo_without_limbs(leaf, h, of_head);
   }
@@ -208,8 +210,9 @@ void LeafWorker::redo_without_limbs(int leaf, std::int64_t head, float* states) 
   const auto row_floats = static_cast<std::int64_t>(state_floats(problem_.v.head_dim));
   redone_.resize(static_cast<std::size_t>(rows_ * row_floats));
   plain_->leaf(leaf, redone_.data());
-  for (const std::int64_t r : plainly_)
+  for (const std::int64_t r : plainly_) {
     std::copy_n(redone_.data() + r * row_floats, row_floats, states + r * row_floats);
+  }
 }
 
 // Calls body(keys of the chunk, keys of the tile) for the leaf's visible keys in order. Tiles lie on the grid of
