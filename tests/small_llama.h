@@ -17,6 +17,7 @@
 #include "model/checkpoint.h"
 #include "model/llama.h"
 #include "model/weights.h"
+#include "thinning.h"
 #include "treeattn/thread_pool.h"
 
 namespace treeattn::testing_model {
@@ -56,7 +57,7 @@ inline model::LlamaConfig small_config() {
   model::LlamaConfig c;
   c.vocab = 301;
   c.hidden = 96;
-  c.layers = 3;
+  c.layers = thinning() > 1 ? 2 : 3;
   c.heads = 6;
   c.kv_heads = 2;
   c.head_dim = 16;
