@@ -49,7 +49,7 @@ TEST(Weights, StayWhereTheCheckpointHasThem) {
   };
   const Weights weights(config, checkpoint, *ops, pool, options);
   const std::int64_t shape[] = {config.feed_forward, config.hidden};
-  EXPECT_EQ(weights.layers()[2].up.data, checkpoint->tensor("model.layers.2.mlp.up_proj.weight", shape).data);
+  EXPECT_EQ(weights.layers()[1].up.data, checkpoint->tensor("model.layers.1.mlp.up_proj.weight", shape).data);
   EXPECT_EQ(weights.head().data, weights.embedding().data);
   EXPECT_TRUE(std::is_sorted(steps.begin(), steps.end()));
   EXPECT_EQ(steps.back(), of_all);
@@ -57,7 +57,7 @@ TEST(Weights, StayWhereTheCheckpointHasThem) {
 
   options.format = WeightFormat::kBFloat16;  // what they are already
   const Weights same(config, checkpoint, *ops, pool, options);
-  EXPECT_EQ(same.layers()[2].up.data, weights.layers()[2].up.data);
+  EXPECT_EQ(same.layers()[1].up.data, weights.layers()[1].up.data);
   EXPECT_TRUE(stays_as_stored(options.format, DType::kBFloat16));
   EXPECT_FALSE(stays_as_stored(options.format, DType::kFloat32));
   EXPECT_FALSE(stays_as_stored(WeightFormat::kInt8, DType::kBFloat16));
