@@ -17,6 +17,7 @@ namespace HWY_NAMESPACE {
 template <int R, class T, class DF>
 HWY_INLINE void accumulate_block(DF df, const float* w, int dim, const T* v0, const T* v1, const T* v2, const T* v3,
                                  std::ptrdiff_t behind, float* o) {
+  using V = hn::Vec<DF>;
   const int lanes = static_cast<int>(hn::Lanes(df));
   const int r1 = R > 1 ? 1 : 0, r2 = R > 2 ? 2 : 0, r3 = R > 2 ? 3 : 0;
   const auto weight = [&](int row, int token) HWY_ATTR { return hn::Set(df, w[row * kTileTokens + token]); };
@@ -24,10 +25,7 @@ HWY_INLINE void accumulate_block(DF df, const float* w, int dim, const T* v0, co
   const auto w10 = weight(r1, 0), w11 = weight(r1, 1), w12 = weight(r1, 2), w13 = weight(r1, 3);
   const auto w20 = weight(r2, 0), w21 = weight(r2, 1), w22 = weight(r2, 2), w23 = weight(r2, 3);
   const auto w30 = weight(r3, 0), w31 = weight(r3, 1), w32 = weight(r3, 2), w33 = weight(r3, 3);
-  for (int i = 0; i < dim; i += lanes) {
-    fetch_with(df, behind, i, v0, v1, v2, v3);
-    const auto x0 = load_f32(df, v0 + i), x1 = load_f32(df, v1 + i);
-    const auto x2 = load_f32(df, v2 + i), x3 = load_f32(df, v3 + i);
+  const auto add_all = [&](int i, const V& x0, const V& x1, const V& x2, const V& x3) HWY_ATTR {
     const auto add = [&](float* to, auto a, auto b, auto c, auto d) HWY_ATTR {
       auto sum = hn::MulAdd(a, x0, hn::LoadU(df, to));
       sum = hn::MulAdd(b, x1, sum);
@@ -40,6 +38,21 @@ HWY_INLINE void accumulate_block(DF df, const float* w, int dim, const T* v0, co
       add(o + 2 * dim + i, w20, w21, w22, w23);
       add(o + 3 * dim + i, w30, w31, w32, w33);
     }
+  };
+  int i = 0;
+  for (; i + 2 * lanes <= dim; i += 2 * lanes) {
+    fetch_with<2>(df, behind, i, v0, v1, v2, v3);
+    V x0, x1, x2, x3, y0, y1, y2, y3;
+    load_pair(df, v0 + i, x0, y0);
+    load_pair(df, v1 + i, x1, y1);
+    load_pair(df, v2 + i, x2, y2);
+    load_pair(df, v3 + i, x3, y3);
+    add_all(i, x0, x1, x2, x3);
+    add_all(i + lanes, y0, y1, y2, y3);
+  }
+  if (i < dim) {
+    fetch_with<1>(df, behind, i, v0, v1, v2, v3);
+    add_all(i, load_f32(df, v0 + i), load_f32(df, v1 + i), load_f32(df, v2 + i), load_f32(df, v3 + i));
   }
 }
 
@@ -61,8 +74,9 @@ HWY_INLINE void accumulate_in_registers(DF df, const AccumulateArgs& args, int r
   auto a32 = hn::LoadU(df, o3 + 2 * n), a33 = hn::LoadU(df, o3 + 3 * n);
   for (int t = 0; t < args.tokens; ++t) {
     const T* v = row_as<T>(args.v, t, 0) + c;
-    const auto x0 = load_f32(df, v), x1 = load_f32(df, v + n);
-    const auto x2 = load_f32(df, v + 2 * n), x3 = load_f32(df, v + 3 * n);
+    hn::Vec<DF> x0, x1, x2, x3;
+    load_pair(df, v, x0, x1);
+    load_pair(df, v + 2 * n, x2, x3);
     const auto y0 = hn::Set(df, w0[t]), y1 = hn::Set(df, w0[kTileTokens + t]);
     const auto y2 = hn::Set(df, w0[2 * kTileTokens + t]), y3 = hn::Set(df, w0[3 * kTileTokens + t]);
     a00 = hn::MulAdd(y0, x0, a00), a01 = hn::MulAdd(y0, x1, a01);
@@ -89,9 +103,16 @@ template <class T, class DF>
 HWY_INLINE void accumulate_token(DF df, float w, int dim, const T* v, float* o) {
   const int lanes = static_cast<int>(hn::Lanes(df));
   const auto weight = hn::Set(df, w);
-  for (int i = 0; i < dim; i += lanes) {
-    hn::StoreU(hn::MulAdd(weight, load_f32(df, v + i), hn::LoadU(df, o + i)), df, o + i);
+  const auto add = [&](int i, const hn::Vec<DF>& x)
+                       HWY_ATTR { hn::StoreU(hn::MulAdd(weight, x, hn::LoadU(df, o + i)), df, o + i); };
+  int i = 0;
+  for (; i + 2 * lanes <= dim; i += 2 * lanes) {
+    hn::Vec<DF> x, y;
+    load_pair(df, v + i, x, y);
+    add(i, x);
+    add(i + lanes, y);
   }
+  if (i < dim) add(i, load_f32(df, v + i));
 }
 
 // Once the running maximum has settled, nothing shrinks any more.
@@ -150,12 +171,7 @@ HWY_INLINE void accumulate_with(DF df, const AccumulateArgs& args) {
 
 template <class T>
 void accumulate(const AccumulateArgs& args) {
-  const hn::ScalableTag<float> df;
-  if (args.dim % static_cast<int>(hn::Lanes(df)) == 0) {
-    accumulate_with<T>(df, args);
-  } else {
-    accumulate_with<T>(hn::CappedTag<float, 8>(), args);
-  }
+  with_lanes_for(args.dim, [&](auto df) HWY_ATTR { accumulate_with<T>(df, args); });
 }
 
 template <class T>

@@ -63,22 +63,18 @@ HWY_INLINE void store_sums4(DF df, V a, V b, V c, V d, float* out) {
 #endif
 }
 
-// R rows of q (row stride = dim) against 4 tokens; logits row stride kTileTokens. Vectors of unknown size cannot sit in
-// arrays, hence the names: a<row><token>.
+// R rows of q (row stride = dim, in_pairs) against 4 tokens; logits row stride kTileTokens. Vectors of unknown size
+// cannot sit in arrays, hence the names: a<row><token>.
 template <int R, class T, class DF>
 HWY_INLINE void dot_block(DF df, const float* q, int dim, const T* k0, const T* k1, const T* k2, const T* k3,
                           std::ptrdiff_t behind, float* logits) {
+  using V = hn::Vec<DF>;
   const int lanes = static_cast<int>(hn::Lanes(df));
   auto a00 = hn::Zero(df), a01 = a00, a02 = a00, a03 = a00;
   auto a10 = a00, a11 = a00, a12 = a00, a13 = a00;
   auto a20 = a00, a21 = a00, a22 = a00, a23 = a00;
   auto a30 = a00, a31 = a00, a32 = a00, a33 = a00;
-  for (int i = 0; i < dim; i += lanes) {
-    fetch_with(df, behind, i, k0, k1, k2, k3);
-    const auto x0 = load_f32(df, k0 + i);
-    const auto x1 = load_f32(df, k1 + i);
-    const auto x2 = load_f32(df, k2 + i);
-    const auto x3 = load_f32(df, k3 + i);
+  const auto add = [&](int i, const V& x0, const V& x1, const V& x2, const V& x3) HWY_ATTR {
     const auto q0 = hn::LoadU(df, q + i);
     a00 = hn::MulAdd(q0, x0, a00);
     a01 = hn::MulAdd(q0, x1, a01);
@@ -103,6 +99,21 @@ HWY_INLINE void dot_block(DF df, const float* q, int dim, const T* k0, const T* 
       a32 = hn::MulAdd(q3, x2, a32);
       a33 = hn::MulAdd(q3, x3, a33);
     }
+  };
+  int i = 0;
+  for (; i + 2 * lanes <= dim; i += 2 * lanes) {
+    fetch_with<2>(df, behind, i, k0, k1, k2, k3);
+    V x0, x1, x2, x3, y0, y1, y2, y3;
+    load_pair(df, k0 + i, x0, y0);
+    load_pair(df, k1 + i, x1, y1);
+    load_pair(df, k2 + i, x2, y2);
+    load_pair(df, k3 + i, x3, y3);
+    add(i, x0, x1, x2, x3);
+    add(i + lanes, y0, y1, y2, y3);
+  }
+  if (i < dim) {
+    fetch_with<1>(df, behind, i, k0, k1, k2, k3);
+    add(i, load_f32(df, k0 + i), load_f32(df, k1 + i), load_f32(df, k2 + i), load_f32(df, k3 + i));
   }
   store_sums4(df, a00, a01, a02, a03, logits);
   if constexpr (R > 1) store_sums4(df, a10, a11, a12, a13, logits + kTileTokens);
@@ -120,18 +131,22 @@ HWY_INLINE void dot_block_single(DF df, const float* q, int dim, const T* k0, co
   auto a0 = hn::Zero(df), a1 = a0, a2 = a0, a3 = a0;
   auto b0 = a0, b1 = a0, b2 = a0, b3 = a0;
   for (int i = 0; i < dim; i += 2 * lanes) {
-    fetch_with(df, behind, i, k0, k1, k2, k3);
-    fetch_with(df, behind, i + lanes, k0, k1, k2, k3);
+    fetch_with<2>(df, behind, i, k0, k1, k2, k3);
     const auto q0 = hn::LoadU(df, q + i);
     const auto q1 = hn::LoadU(df, q + i + lanes);
-    a0 = hn::MulAdd(q0, load_f32(df, k0 + i), a0);
-    a1 = hn::MulAdd(q0, load_f32(df, k1 + i), a1);
-    a2 = hn::MulAdd(q0, load_f32(df, k2 + i), a2);
-    a3 = hn::MulAdd(q0, load_f32(df, k3 + i), a3);
-    b0 = hn::MulAdd(q1, load_f32(df, k0 + i + lanes), b0);
-    b1 = hn::MulAdd(q1, load_f32(df, k1 + i + lanes), b1);
-    b2 = hn::MulAdd(q1, load_f32(df, k2 + i + lanes), b2);
-    b3 = hn::MulAdd(q1, load_f32(df, k3 + i + lanes), b3);
+    hn::Vec<DF> x, y;
+    load_pair(df, k0 + i, x, y);
+    a0 = hn::MulAdd(q0, x, a0);
+    b0 = hn::MulAdd(q1, y, b0);
+    load_pair(df, k1 + i, x, y);
+    a1 = hn::MulAdd(q0, x, a1);
+    b1 = hn::MulAdd(q1, y, b1);
+    load_pair(df, k2 + i, x, y);
+    a2 = hn::MulAdd(q0, x, a2);
+    b2 = hn::MulAdd(q1, y, b2);
+    load_pair(df, k3 + i, x, y);
+    a3 = hn::MulAdd(q0, x, a3);
+    b3 = hn::MulAdd(q1, y, b3);
   }
   store_sums4(df, hn::Add(a0, b0), hn::Add(a1, b1), hn::Add(a2, b2), hn::Add(a3, b3), logits);
 }
@@ -169,15 +184,9 @@ HWY_INLINE void dot_with(DF df, const DotArgs& args) {
   }
 }
 
-// Head dims are multiples of 8, so where a full vector does not divide one, a vector of 8 does.
 template <class T>
 void dot(const DotArgs& args) {
-  const hn::ScalableTag<float> df;
-  if (args.dim % static_cast<int>(hn::Lanes(df)) == 0) {
-    dot_with<T>(df, args);
-  } else {
-    dot_with<T>(hn::CappedTag<float, 8>(), args);
-  }
+  with_lanes_for(args.dim, [&](auto df) HWY_ATTR { dot_with<T>(df, args); });
 }
 
 }  // namespace HWY_NAMESPACE

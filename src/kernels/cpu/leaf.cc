@@ -245,11 +245,14 @@ void LeafWorker::load_tile(const KeyRange& chunk, const KeyRange& keys, Tile& ti
   tile.any_hidden = false;
   const bool whole =
       chunk.end - chunk.begin == problem_.order.chunk_tokens && needs_no_positions(chunk.begin, chunk.end);
-  const std::int64_t stream = problem_.order.chunk_tokens / streams_;
-  const std::int64_t stream0 = chunk.begin + (keys.begin - chunk.begin) / streams_;
+  // A power of two, and divisions of unknown numbers would take longer than all else here.
+  const unsigned shift = whole ? static_cast<unsigned>(std::countr_zero(static_cast<unsigned>(streams_))) : 0;
+  const int streams = 1 << shift;
+  const std::int64_t stream = problem_.order.chunk_tokens >> shift;
+  const std::int64_t first = chunk.begin + ((keys.begin - chunk.begin) >> shift);
   const RowsOfChunk k_rows(problem_.k, unit_, chunk), v_rows(problem_.v, unit_, chunk);
   for (int t = 0; t < tile.tokens; ++t) {
-    const std::int64_t key = whole ? stream0 + t % streams_ * stream + t / streams_ : keys.begin + t;
+    const std::int64_t key = first + (t & (streams - 1)) * stream + (t >> shift);
     tile.k[t] = k_rows[key];
     tile.v[t] = v_rows[key];
     if (problem_.k.scales) tile.k_scale[t] = k_rows.scale(key);

@@ -14,7 +14,7 @@ namespace treeattn::kernels {
 
 class RowsAhead {
  public:
-  static constexpr int kBytes = 8 << 10;  // so far ahead, at least by the rows of one head
+  static constexpr int kBytes = 4 << 10;  // so far ahead, at least by the rows of one head
 
   TREEATTN_FORCE_INLINE RowsAhead(const TileRows& own, int tokens, const Ahead& next, int heads, int row_bytes,
                                   int block = kTokenBlock)

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/rows_ahead.h"
@@ -103,6 +104,61 @@ HWY_INLINE hn::Vec<DF> load_f32(DF df, const Fp8* p) {
   return hn::Or(hn::IfThenElse(is_nan, nan, value), hn::BitCast(df, sign));
 }
 
+// Two vectors of neighbours at a time, of which bfloat16 on x86 gives the even elements and then the odd ones: one load
+// and two instructions, where one vector after the other takes two and four. What they are multiplied with or added to
+// lies in the same order (in_pairs, from_pairs). Of a row that does not end with a pair, the last vector is plain.
+template <class T>
+inline constexpr bool kEvenOddPairs = std::is_same_v<T, hwy::bfloat16_t> && (HWY_ARCH_X86) && HWY_TARGET != HWY_SCALAR;
+
+template <class DF, class T>
+HWY_INLINE void load_pair(DF df, const T* p, hn::Vec<DF>& first, hn::Vec<DF>& second) {
+  if constexpr (kEvenOddPairs<T>) {
+    const hn::Repartition<std::uint16_t, DF> d16;
+    const hn::RebindToUnsigned<DF> d32;
+    const auto both = hn::BitCast(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(p)));
+    first = hn::BitCast(df, hn::ShiftLeft<16>(both));
+    second = hn::BitCast(df, hn::And(both, hn::Set(d32, 0xFFFF0000u)));
+  } else {
+    first = load_f32(df, p);
+    second = load_f32(df, p + hn::Lanes(df));
+  }
+}
+
+// A row of `dim` floats in the order of load_pair, and back.
+template <class T, class DF>
+HWY_INLINE void in_pairs(DF df, const float* row, int dim, float* out) {
+  const int lanes = static_cast<int>(hn::Lanes(df));
+  int i = 0;
+  for (; kEvenOddPairs<T> && i + 2 * lanes <= dim; i += 2 * lanes) {
+    hn::Vec<DF> even, odd;
+    hn::LoadInterleaved2(df, row + i, even, odd);
+    hn::StoreU(even, df, out + i);
+    hn::StoreU(odd, df, out + i + lanes);
+  }
+  for (; i < dim; i += lanes) hn::StoreU(hn::LoadU(df, row + i), df, out + i);
+}
+template <class T, class DF>
+HWY_INLINE void from_pairs(DF df, const float* row, int dim, float* out) {
+  const int lanes = static_cast<int>(hn::Lanes(df));
+  int i = 0;
+  for (; kEvenOddPairs<T> && i + 2 * lanes <= dim; i += 2 * lanes) {
+    hn::StoreInterleaved2(hn::LoadU(df, row + i), hn::LoadU(df, row + i + lanes), df, out + i);
+  }
+  for (; i < dim; i += lanes) hn::StoreU(hn::LoadU(df, row + i), df, out + i);
+}
+
+// body(vectors of a row of `dim` elements): head dims are multiples of 8, so where a full vector does not divide one, a
+// vector of 8 does.
+template <class Body>
+HWY_INLINE void with_lanes_for(int dim, const Body& body) {
+  const hn::ScalableTag<float> df;
+  if (dim % static_cast<int>(hn::Lanes(df)) == 0) {
+    body(df);
+  } else {
+    body(hn::CappedTag<float, 8>());
+  }
+}
+
 template <class T>
 HWY_INLINE const T* row_as(const TileRows& tile, int token, int head) {
   return reinterpret_cast<const T*>(tile.rows[token] + head * tile.head_bytes);
@@ -116,15 +172,23 @@ inline constexpr int kStreamsOfShortRows = HWY_ARCH_X86 ? 4 : 0;
 // Elsewhere the processor is left alone.
 #if HWY_ARCH_X86
 using ComingRows = RowsAhead;
-// What goes with one vector of elements of T, the i-th and those after it, of each of the rows at work. Four words, not
-// a loop or a lambda: GCC 12 drops calls of what does nothing but prefetch.
-template <class T, class DF>
-HWY_INLINE void fetch_with(DF, std::ptrdiff_t behind, int i, const T* a, const T* b, const T* c, const T* d) {
-  if (i * static_cast<int>(sizeof(T)) % 64 != 0) return;  // lines
+// The line of the i-th element of each of the rows at work. Four words, not a loop or a lambda: GCC 12 drops calls of
+// what does nothing but prefetch.
+template <class T>
+HWY_INLINE void fetch_line(std::ptrdiff_t behind, int i, const T* a, const T* b, const T* c, const T* d) {
   __builtin_prefetch(reinterpret_cast<const std::byte*>(a + i) + behind, 0, 3);
   __builtin_prefetch(reinterpret_cast<const std::byte*>(b + i) + behind, 0, 3);
   __builtin_prefetch(reinterpret_cast<const std::byte*>(c + i) + behind, 0, 3);
   __builtin_prefetch(reinterpret_cast<const std::byte*>(d + i) + behind, 0, 3);
+}
+// What goes with kVectors vectors from there on.
+template <int kVectors, class T, class DF>
+HWY_INLINE void fetch_with(DF df, std::ptrdiff_t behind, int i, const T* a, const T* b, const T* c, const T* d) {
+  constexpr int kLine = 64 / static_cast<int>(sizeof(T));
+  constexpr int kCount = kVectors * static_cast<int>(hn::MaxLanes(df));
+  static_assert(kCount <= 2 * kLine);
+  if (kCount >= kLine || i % kLine == 0) fetch_line(behind, i, a, b, c, d);
+  if constexpr (kCount > kLine) fetch_line(behind, i + kLine, a, b, c, d);
 }
 #else
 struct ComingRows {
@@ -132,7 +196,7 @@ struct ComingRows {
   HWY_INLINE void begin(int) {}
   HWY_INLINE std::ptrdiff_t with_head(int) const { return 0; }
 };
-template <class T, class DF>
+template <int kVectors, class T, class DF>
 HWY_INLINE void fetch_with(DF, std::ptrdiff_t, int, const T*, const T*, const T*, const T*) {}
 #endif
 

@@ -2,8 +2,6 @@
 // Compiles the tile operations once per instruction set Highway knows here, and lists them.
 #include "kernels/cpu/targets.h"
 
-#include <cstring>
-
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/disabled_targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -24,13 +22,17 @@ std::size_t packed_query_bytes(int rows, int dim) {
 }
 
 // The queries are used as they are, in float32.
+template <class T>
 void pack_queries(const float* q, DType, int rows, int dim, void* packed) {
-  std::memcpy(packed, q, packed_query_bytes(rows, dim));
+  with_lanes_for(dim, [&](auto df) HWY_ATTR {
+    for (int r = 0; r < rows; ++r) in_pairs<T>(df, q + r * dim, dim, static_cast<float*>(packed) + r * dim);
+  });
 }
 
 int sum_floats(int dim) { return dim; }
+template <class T>
 void unpack_sums(const float* sums, int, int, int dim, float* out) {
-  std::memcpy(out, sums, sizeof(float) * static_cast<std::size_t>(dim));
+  with_lanes_for(dim, [&](auto df) HWY_ATTR { from_pairs<T>(df, sums, dim, out); });
 }
 
 // Twelve independent sums, what the registers of every target hold, and sixteen on Arm, where four pipes take four
@@ -73,8 +75,8 @@ double fma_burst(long iterations) {
 
 template <class T>
 constexpr TileOps ops_for() {
-  TileOps ops = {packed_query_bytes, pack_queries, dot<T>, accumulate<T>, sum_floats, unpack_sums,
-                 promote<T>,         0x1p-24,      0.0,    0.0,           0.0};
+  TileOps ops = {packed_query_bytes, pack_queries<T>, dot<T>, accumulate<T>, sum_floats, unpack_sums<T>,
+                 promote<T>,         0x1p-24,         0.0,    0.0,           0.0};
   ops.streams = kStreams;
   ops.streams_of_short_rows = kStreamsOfShortRows;
   return ops;

@@ -238,6 +238,7 @@ void use_amx_bf16_prefill(CpuTarget& target) {
   ops.pack_queries = pack_queries;
   ops.dot = dot;
   ops.accumulate = accumulate;
+  ops.unpack_sums = target.ops[static_cast<int>(DType::kFloat32)].unpack_sums;  // columns are in order
   ops.product_burst = product_burst;
   target.many_rows[static_cast<int>(DType::kBFloat16)] = &ops;
 }
