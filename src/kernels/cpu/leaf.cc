@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "base/round_up.h"
@@ -50,6 +51,10 @@ const TileOps& ops_of(const CpuTarget& target, DType dtype, bool many_rows, bool
   return many_rows && own ? *own : ops_of(target, dtype);
 }
 
+bool is_for_many_rows(const CpuTarget& target, const TileOps& ops) {
+  return std::find(std::begin(target.many_rows), std::end(target.many_rows), &ops) != std::end(target.many_rows);
+}
+
 // A visible key has another weight, or -0 where its value's scale makes it vanish.
 bool is_hidden(float weight) { return std::bit_cast<std::uint32_t>(weight) == 0; }
 
@@ -84,6 +89,7 @@ LeafWorker::LeafWorker(const CpuTarget& target, const Problem& problem, std::int
       promote_v_(many_rows_ && !target.many_rows[static_cast<int>(problem.v.dtype)]),
       k_ops_(ops_of(target, problem.k.dtype, many_rows_, promote_k_)),
       v_ops_(ops_of(target, problem.v.dtype, many_rows_, promote_v_)),
+      leaves_rows_out_(is_for_many_rows(target, k_ops_) && is_for_many_rows(target, v_ops_)),
       may_use_limbs_(target.plain &&
                      (k_ops_.dot != ops_of(*target.plain, problem.k.dtype, many_rows_, promote_k_).dot ||
                       v_ops_.accumulate != ops_of(*target.plain, problem.v.dtype, many_rows_, promote_v_).accumulate)),
@@ -268,8 +274,8 @@ void LeafWorker::fold_tile(Tile& tile, const Tile* next) {
   // Wanted when the keys have been scored; nothing else would bring them.
   for (int t = 0; t < tile.tokens && problem_.k.scales; ++t) __builtin_prefetch(tile.k_scale[t]);
   for (int t = 0; t < tile.tokens && problem_.v.scales; ++t) __builtin_prefetch(tile.v_scale[t]);
-  score_keys(tile);
   mask_rows(tile);
+  score_keys(tile);
   weigh(tile);
   sum_values(tile, next);
 }
@@ -284,11 +290,12 @@ void LeafWorker::score_keys(const Tile& tile) {
   args.q = q_packed_;
   args.q_head_bytes = packed_query_bytes_;
   args.heads = to_int(unit_.heads);
-  args.rows = rows_;
+  args.rows = tile_rows_;
+  args.first_row = first_row_;
   args.dim = to_int(problem_.k.head_dim);
   args.tokens = tile.tokens;
   args.k = rows_of(problem_.k, tile.k);
-  args.logits = logits_;
+  args.logits = logits_ + first_row_ * kTileTokens;
   if (tile.tokens == kTileTokens) args.ahead = ahead_of(problem_.v, tile.v);
   const std::byte* promoted[kTileTokens];
   if (promote_k_) args.k = promote(problem_.k, args.k, args.tokens, promoted);
@@ -297,15 +304,15 @@ void LeafWorker::score_keys(const Tile& tile) {
 
 void LeafWorker::sum_values(const Tile& tile, const Tile* next) {
   AccumulateArgs args;
-  args.weights = logits_;
-  args.shrink = shrink_;
+  args.weights = logits_ + first_row_ * kTileTokens;
+  args.shrink = shrink_ + first_row_;
   args.heads = to_int(unit_.heads);
-  args.rows = rows_;
-  args.head_rows = rows_;
+  args.rows = tile_rows_;
+  args.head_rows = tile_rows_;
   args.dim = to_int(problem_.v.head_dim);
   args.tokens = tile.tokens;
   args.v = rows_of(problem_.v, tile.v);
-  args.o = o_;
+  args.o = o_ + first_row_ * sum_floats_;
   if (tile.tokens == kTileTokens && next && next->tokens == kTileTokens) args.ahead = ahead_of(problem_.k, next->k);
   const std::byte* promoted[kTileTokens];
   if (promote_v_) args.v = promote(problem_.v, args.v, args.tokens, promoted);
@@ -330,9 +337,12 @@ TileRows LeafWorker::promote(const KvView& view, const TileRows& from, int token
   return {table, 0};
 }
 
-// Which tokens of the tile each row sees, and how far they are, where masks or ALiBi need it.
+// Which tokens of the tile each row sees, and how far they are, where masks or ALiBi need it. Of many rows those before
+// the first and behind the last that sees any of them are left out.
 void LeafWorker::mask_rows(const Tile& tile) {
   masked_ = false;
+  first_row_ = 0;
+  tile_rows_ = rows_;
   if (needs_no_positions(tile.first, tile.first + tile.tokens)) return;
   const std::int64_t group = problem_.group();
   for (std::int64_t q = 0; q < unit_.queries; ++q) {
@@ -348,14 +358,21 @@ void LeafWorker::mask_rows(const Tile& tile) {
       distance_[r] = distance;
     }
   }
+  if (!leaves_rows_out_ || !masked_) return;
+  const auto sees_any = [&](int r) { return begin_[r] < end_[r]; };
+  int end = rows_;
+  while (end > 0 && !sees_any(end - 1)) --end;
+  while (first_row_ < end && !sees_any(first_row_)) ++first_row_;
+  first_row_ -= first_row_ % kSoftmaxRows;  // softmax writes the states of so many
+  tile_rows_ = std::min(rows_, base::round_up(end, kSoftmaxRows)) - first_row_;
 }
 
 // The logits become weights.
 void LeafWorker::weigh(Tile& tile) {
   SoftmaxArgs softmax;
-  softmax.logits = logits_;
+  softmax.logits = logits_ + first_row_ * kTileTokens;
   softmax.heads = to_int(unit_.heads);
-  softmax.rows = rows_;
+  softmax.rows = tile_rows_;
   softmax.tokens = tile.tokens;
   softmax.factor = problem_.softcap > 0 ? problem_.scale / problem_.softcap : problem_.scale * merge::kLog2E;
   softmax.cap_log2 = problem_.softcap * merge::kLog2E;
@@ -366,16 +383,16 @@ void LeafWorker::weigh(Tile& tile) {
   if (problem_.k.scales) softmax.key_scales = gather(tile.k_scale, problem_.k.scale_head_stride, k_scales_);
   if (problem_.v.scales) softmax.value_scales = gather(tile.v_scale, problem_.v.scale_head_stride, v_scales_);
   if (!problem_.alibi_slopes.empty()) {
-    softmax.slopes_log2 = slopes_;
-    softmax.distance = distance_;
+    softmax.slopes_log2 = slopes_ + first_row_;
+    softmax.distance = distance_ + first_row_;
   }
   if (masked_) {
-    softmax.begin = begin_;
-    softmax.end = end_;
+    softmax.begin = begin_ + first_row_;
+    softmax.end = end_ + first_row_;
   }
-  softmax.m_log2 = m_log2_;
-  softmax.l = l_;
-  softmax.shrink = shrink_;
+  softmax.m_log2 = m_log2_ + first_row_;
+  softmax.l = l_ + first_row_;
+  softmax.shrink = shrink_ + first_row_;
   softmax.any_hidden = &tile.any_hidden;
   target_.softmax(softmax);
 }

@@ -54,8 +54,9 @@ class LeafWorker {
   const bool promote_k_, promote_v_;  // converted to float32, where the target has nothing of its own
   const TileOps& k_ops_;
   const TileOps& v_ops_;
-  const bool may_use_limbs_;  // these are not the plain target's
-  const int streams_;         // that a chunk is read in
+  const bool leaves_rows_out_;  // where they see nothing of a tile
+  const bool may_use_limbs_;    // these are not the plain target's
+  const int streams_;           // that a chunk is read in
   const std::int64_t max_heads_;
   const std::int64_t max_rows_;
   std::unique_ptr<LeafWorker> plain_;  // for one head; made when a leaf is not finite
@@ -84,6 +85,7 @@ class LeafWorker {
   std::int32_t* begin_ = nullptr;  // [rows per head]
   std::int32_t* end_ = nullptr;    // [rows per head]
   bool masked_ = false;
+  int first_row_ = 0, tile_rows_ = 0;  // of a head: those that see something of the tile, and some more
 };
 
 }  // namespace treeattn::kernels

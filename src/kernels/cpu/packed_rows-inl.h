@@ -152,7 +152,7 @@ HWY_INLINE void pack_keys(const DotArgs& args, float* out) {
 void dot(const DotArgs& args) {
   HWY_ALIGN float keys[kTileTokens * kMaxHeadDim];
   pack_keys(args, keys);
-  const float* q = reinterpret_cast<const float*>(args.q);
+  const float* q = reinterpret_cast<const float*>(args.q) + args.first_row * args.dim;
   for_each_block(args.rows, args.tokens, args.ahead, [&]<int R>(int r, int t) HWY_ATTR {
     dot_block<R>(q + r * args.dim, keys + t * args.dim, args.dim, args.logits + r * kTileTokens + t);
   });

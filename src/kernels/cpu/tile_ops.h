@@ -55,6 +55,8 @@ struct DotArgs {
   std::size_t q_head_bytes = 0;
   int heads = 0;
   int rows = 0;  // per head
+  // Those asked for begin here, in q: a multiple of kSoftmaxRows, and 0 but for operations of CpuTarget::many_rows.
+  int first_row = 0;
   int dim = 0;
   int tokens = 0;
   TileRows k;

@@ -143,7 +143,7 @@ void dot(const DotArgs& args) {
   alignas(64) Words keys[kTileTokens * kMaxHeadDim];
   pack_keys(args, keys);
   const PackedHeader* header = reinterpret_cast<const PackedHeader*>(args.q);
-  const Words* q = reinterpret_cast<const Words*>(header + 1);
+  const Words* q = reinterpret_cast<const Words*>(header + 1) + args.first_row * header->limbs * args.dim;
   for (int r = 0; r < args.rows; r += kRows, q += kRows * header->limbs * args.dim) {
     fetch_share<kRows>(args.ahead, r, args.rows);
     for (int t = 0; t < args.tokens; t += kTokens) {

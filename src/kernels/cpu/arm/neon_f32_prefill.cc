@@ -109,7 +109,7 @@ void dot(const DotArgs& args) {
   pack_keys(args, keys);
   for (int r = 0; r < args.rows; r += kRows) {
     fetch_share<kRows>(args.ahead, r, args.rows);
-    const Rows q(reinterpret_cast<const float*>(args.q) + r * args.dim, args.dim, args.rows - r);
+    const Rows q(reinterpret_cast<const float*>(args.q) + (args.first_row + r) * args.dim, args.dim, args.rows - r);
     for (int t = 0; t < args.tokens; t += kWidth) {
       const auto block = t + kTokens < args.tokens ? dot_block<kVectors> : dot_block<kVectors / 2>;
       block(q, keys + t * args.dim, args.dim, args.rows - r, args.logits + r * kTileTokens + t);

@@ -111,8 +111,8 @@ void dot(const DotArgs& args) {
   alignas(64) float last[kBlock * kTileTokens];  // rows of which some are missing
   pack_keys(args, keys);
   const auto* header = reinterpret_cast<const PackedHeader*>(args.q);
-  const auto* q = reinterpret_cast<const std::byte*>(header + 1);
   const int steps = steps_of(args.dim), side_bytes = steps * kTileBytes, limbs = header->limbs;
+  const auto* q = reinterpret_cast<const std::byte*>(header + 1) + args.first_row / kSide * limbs * side_bytes;
   amx::Tiles tiles{amx::TileShapes::whole()};
   for (int r = 0; r < args.rows; r += kBlock) {
     fetch_share<kBlock>(args.ahead, r, args.rows);
