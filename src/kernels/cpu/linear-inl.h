@@ -23,6 +23,8 @@ namespace HWY_NAMESPACE {
 inline constexpr int kWeightRows = 4;               // worked on together
 inline constexpr std::int64_t kLinearDepth = 1024;  // columns worked on before the next ones, where there are many rows
 inline constexpr std::int64_t kWidenFromRows = 4;   // widening a block of weights once pays from here
+// So far ahead weights are fetched that are read once, on x86 (fetch_line): each of the four rows its own.
+inline constexpr std::ptrdiff_t kWeightBytesAhead = 512;
 
 HWY_INLINE std::int64_t float_lanes() { return static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<float>())); }
 HWY_INLINE std::int64_t whole_vectors(std::int64_t cols) {
@@ -83,6 +85,9 @@ HWY_INLINE void add_products(const float* x, std::int64_t stride, std::int64_t c
     a32 = hn::Load(df, at(3, 2)), a33 = hn::Load(df, at(3, 3));
   }
   for (std::int64_t i = 0; i < count; i += lanes) {
+    if constexpr (R <= 2) {
+      fetch_with<1>(df, kWeightBytesAhead, static_cast<int>(i), w.row[0], w.row[1], w.row[2], w.row[3]);
+    }
     const auto w0 = load_f32(df, w.row[0] + i), w1 = load_f32(df, w.row[1] + i);
     const auto w2 = load_f32(df, w.row[2] + i), w3 = load_f32(df, w.row[3] + i);
     const auto x0 = hn::LoadU(df, x + i);
@@ -244,6 +249,7 @@ HWY_INLINE void multiply_int8_row(const LinearArgs& args, std::int64_t row, cons
   auto a0 = hn::Zero(df), a1 = a0, a2 = a0, a3 = a0;
   for (std::int64_t g = 0; g < groups; ++g) {
     const std::int64_t col = g * kWeightGroup;
+    if (col % 64 == 0) fetch_line(kWeightBytesAhead, static_cast<int>(col), w0, w1, w2, w3);
     a0 = hn::MulAdd(group_sum(d16, df, x + col, w0 + col), hn::Set(df, of_x[g] * s0[g]), a0);
     a1 = hn::MulAdd(group_sum(d16, df, x + col, w1 + col), hn::Set(df, of_x[g] * s1[g]), a1);
     a2 = hn::MulAdd(group_sum(d16, df, x + col, w2 + col), hn::Set(df, of_x[g] * s2[g]), a2);

@@ -172,8 +172,8 @@ inline constexpr int kStreamsOfShortRows = HWY_ARCH_X86 ? 4 : 0;
 // Elsewhere the processor is left alone.
 #if HWY_ARCH_X86
 using ComingRows = RowsAhead;
-// The line of the i-th element of each of the rows at work. Four words, not a loop or a lambda: GCC 12 drops calls of
-// what does nothing but prefetch.
+// The line of the i-th element of each of four rows at work, `behind` bytes on. Four words, not a loop or a lambda: GCC
+// 12 drops calls of what does nothing but prefetch.
 template <class T>
 HWY_INLINE void fetch_line(std::ptrdiff_t behind, int i, const T* a, const T* b, const T* c, const T* d) {
   __builtin_prefetch(reinterpret_cast<const std::byte*>(a + i) + behind, 0, 3);
@@ -196,6 +196,8 @@ struct ComingRows {
   HWY_INLINE void begin(int) {}
   HWY_INLINE std::ptrdiff_t with_head(int) const { return 0; }
 };
+template <class T>
+HWY_INLINE void fetch_line(std::ptrdiff_t, int, const T*, const T*, const T*, const T*) {}
 template <int kVectors, class T, class DF>
 HWY_INLINE void fetch_with(DF, std::ptrdiff_t, int, const T*, const T*, const T*, const T*) {}
 #endif
