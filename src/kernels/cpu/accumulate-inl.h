@@ -137,28 +137,30 @@ HWY_INLINE void accumulate_with(DF df, const AccumulateArgs& args) {
       return;
     }
   }
-  ComingRows coming(args.v, args.tokens, args.ahead, args.heads, dim * static_cast<int>(sizeof(T)));
+  const int heads = args.heads, rows = args.rows, tokens = args.tokens;
+  const std::ptrdiff_t head_bytes = args.v.head_bytes;
+  ComingRows coming(args.v, tokens, args.ahead, heads, dim * static_cast<int>(sizeof(T)));
   int t = 0;
-  for (; t + kTokenBlock <= args.tokens; t += kTokenBlock) {
+  for (; t + kTokenBlock <= tokens; t += kTokenBlock) {
     coming.begin(t);
-    for (int h = 0; h < args.heads; ++h) {
+    FourRows<T> v(args.v, t);
+    const float* w = args.weights + t;
+    float* o = args.o;
+    for (int h = 0; h < heads; ++h) {
       const std::ptrdiff_t behind = coming.with_head(h);
-      const T* v0 = row_as<T>(args.v, t, h);
-      const T* v1 = row_as<T>(args.v, t + 1, h);
-      const T* v2 = row_as<T>(args.v, t + 2, h);
-      const T* v3 = row_as<T>(args.v, t + 3, h);
-      const float* w = args.weights + h * args.rows * kTileTokens + t;
-      float* o = args.o + h * args.rows * dim;
       int r = 0;
       if constexpr (kRegisterRows >= 4) {
-        for (; r + 4 <= args.rows; r += 4) {
-          accumulate_block<4>(df, w + r * kTileTokens, dim, v0, v1, v2, v3, behind, o + r * dim);
+        for (; r + 4 <= rows; r += 4) {
+          accumulate_block<4>(df, w + r * kTileTokens, dim, v.a, v.b, v.c, v.d, behind, o + r * dim);
         }
       }
-      for (; r + 2 <= args.rows; r += 2) {
-        accumulate_block<2>(df, w + r * kTileTokens, dim, v0, v1, v2, v3, behind, o + r * dim);
+      for (; r + 2 <= rows; r += 2) {
+        accumulate_block<2>(df, w + r * kTileTokens, dim, v.a, v.b, v.c, v.d, behind, o + r * dim);
       }
-      if (r < args.rows) accumulate_block<1>(df, w + r * kTileTokens, dim, v0, v1, v2, v3, behind, o + r * dim);
+      if (r < rows) accumulate_block<1>(df, w + r * kTileTokens, dim, v.a, v.b, v.c, v.d, behind, o + r * dim);
+      v.next_head(head_bytes);
+      w += rows * kTileTokens;
+      o += rows * dim;
     }
   }
   for (; t < args.tokens; ++t) {

@@ -153,33 +153,37 @@ HWY_INLINE void dot_block_single(DF df, const float* q, int dim, const T* k0, co
 
 template <class T, class DF>
 HWY_INLINE void dot_with(DF df, const DotArgs& args) {
-  const int dim = args.dim;
+  // Copies of what the loops use: it is not written to, which stores of logits do not tell the compiler.
+  const int dim = args.dim, heads = args.heads, rows = args.rows, tokens = args.tokens;
+  const std::ptrdiff_t head_bytes = args.k.head_bytes;
+  const std::size_t q_head_bytes = args.q_head_bytes;
   const bool paired = dim % (2 * static_cast<int>(hn::Lanes(df))) == 0;
-  ComingRows coming(args.k, args.tokens, args.ahead, args.heads, dim * static_cast<int>(sizeof(T)));
-  for (int t = 0; t < args.tokens; t += kTokenBlock) {
+  ComingRows coming(args.k, tokens, args.ahead, heads, dim * static_cast<int>(sizeof(T)));
+  for (int t = 0; t < tokens; t += kTokenBlock) {
     coming.begin(t);
-    for (int h = 0; h < args.heads; ++h) {
+    FourRows<T> k(args.k, t);
+    const std::byte* packed = args.q;
+    float* logits = args.logits + t;
+    for (int h = 0; h < heads; ++h) {
       const std::ptrdiff_t behind = coming.with_head(h);
-      const T* k0 = row_as<T>(args.k, t, h);
-      const T* k1 = row_as<T>(args.k, t + 1, h);
-      const T* k2 = row_as<T>(args.k, t + 2, h);
-      const T* k3 = row_as<T>(args.k, t + 3, h);
-      const float* q = reinterpret_cast<const float*>(args.q + static_cast<std::size_t>(h) * args.q_head_bytes);
-      float* logits = args.logits + h * args.rows * kTileTokens + t;
+      const float* q = reinterpret_cast<const float*>(packed);
       int r = 0;
       if constexpr (kRegisterRows >= 4) {
-        for (; r + 4 <= args.rows; r += 4) {
-          dot_block<4>(df, q + r * dim, dim, k0, k1, k2, k3, behind, logits + r * kTileTokens);
+        for (; r + 4 <= rows; r += 4) {
+          dot_block<4>(df, q + r * dim, dim, k.a, k.b, k.c, k.d, behind, logits + r * kTileTokens);
         }
       }
-      for (; r + 2 <= args.rows; r += 2) {
-        dot_block<2>(df, q + r * dim, dim, k0, k1, k2, k3, behind, logits + r * kTileTokens);
+      for (; r + 2 <= rows; r += 2) {
+        dot_block<2>(df, q + r * dim, dim, k.a, k.b, k.c, k.d, behind, logits + r * kTileTokens);
       }
-      if (r < args.rows && paired) {
-        dot_block_single(df, q + r * dim, dim, k0, k1, k2, k3, behind, logits + r * kTileTokens);
-      } else if (r < args.rows) {
-        dot_block<1>(df, q + r * dim, dim, k0, k1, k2, k3, behind, logits + r * kTileTokens);
+      if (r < rows && paired) {
+        dot_block_single(df, q + r * dim, dim, k.a, k.b, k.c, k.d, behind, logits + r * kTileTokens);
+      } else if (r < rows) {
+        dot_block<1>(df, q + r * dim, dim, k.a, k.b, k.c, k.d, behind, logits + r * kTileTokens);
       }
+      k.next_head(head_bytes);
+      packed += q_head_bytes;
+      logits += rows * kTileTokens;
     }
   }
 }

@@ -30,26 +30,29 @@ class RowsAhead {
   }
 
   // Tokens [t, t + block) are next, head by head.
-  TREEATTN_FORCE_INLINE void begin(int t) { at_hand_ = own_.rows[t]; }
+  TREEATTN_FORCE_INLINE void begin(int t) {
+    const std::byte* const at_hand = own_.rows[t];
+    before_wrap_ = behind(at_hand, t + token_, head_);
+    after_wrap_ = behind(at_hand, t + token_ + block_, head_ - heads_);
+  }
 
   // Where what is to be fetched lies, seen from the rows of head h. The block's other tokens lie there as its first
-  // does, if there are streams; if not, it is off, and something else is fetched. To be called for all heads in turn.
-  TREEATTN_FORCE_INLINE std::ptrdiff_t with_head(int h) {
-    const std::byte* const* rows = token_ < tokens_ ? own_.rows + token_ : next_ ? next_ + token_ - tokens_ : nullptr;
-    const std::ptrdiff_t behind = rows ? *rows - at_hand_ + (head_ - h) * own_.head_bytes : 0;
-    if (++head_ == heads_) {
-      head_ = 0;
-      token_ += block_;
-    }
-    return behind;
+  // does, if there are streams; if not, it is off, and something else is fetched.
+  TREEATTN_FORCE_INLINE std::ptrdiff_t with_head(int h) const {
+    return h + head_ < heads_ ? before_wrap_ : after_wrap_;
   }
 
  private:
+  TREEATTN_FORCE_INLINE std::ptrdiff_t behind(const std::byte* at_hand, int token, int heads) const {
+    const std::byte* const* rows = token < tokens_ ? own_.rows + token : next_ ? next_ + token - tokens_ : nullptr;
+    return rows ? *rows - at_hand + heads * own_.head_bytes : 0;
+  }
+
   const TileRows own_;
   const std::byte* const* const next_;
   const int tokens_, heads_, block_;
-  int token_, head_;  // to be fetched
-  const std::byte* at_hand_ = nullptr;
+  int token_, head_;  // so far ahead
+  std::ptrdiff_t before_wrap_ = 0, after_wrap_ = 0;
 };
 
 }  // namespace treeattn::kernels

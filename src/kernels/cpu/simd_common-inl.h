@@ -164,6 +164,22 @@ HWY_INLINE const T* row_as(const TileRows& tile, int token, int head) {
   return reinterpret_cast<const T*>(tile.rows[token] + head * tile.head_bytes);
 }
 
+// The rows of four tokens, one head after the other.
+template <class T>
+struct FourRows {
+  const T *a, *b, *c, *d;
+  HWY_INLINE FourRows(const TileRows& tile, int token)
+      : a(row_as<T>(tile, token, 0)),
+        b(row_as<T>(tile, token + 1, 0)),
+        c(row_as<T>(tile, token + 2, 0)),
+        d(row_as<T>(tile, token + 3, 0)) {}
+  HWY_INLINE void next_head(std::ptrdiff_t head_bytes) {
+    for (const T** row : {&a, &b, &c, &d}) {
+      *row = reinterpret_cast<const T*>(reinterpret_cast<const std::byte*>(*row) + head_bytes);
+    }
+  }
+};
+
 // Sequential streams that K and V are read in (TileOps::streams).
 inline constexpr int kStreams = HWY_ARCH_X86 ? 1 : 4;
 inline constexpr int kStreamsOfShortRows = HWY_ARCH_X86 ? 4 : 0;
