@@ -217,11 +217,6 @@ TREEATTN_FORCE_INLINE inline __m512i widen(const std::byte* row, int at, int lef
                                   : _mm256_maskz_loadu_epi8(static_cast<__mmask32>((1ull << left) - 1), row + at));
 }
 
-// Sums of a row: dim floats, then the integers of the tile at work, zero between tiles. Of every 32 columns the
-// integers lie as VPUNPCKLWD and VPUNPCKHWD leave them.
-int sum_floats(int dim) { return dim + round_up(dim, kWide); }
-std::int32_t* integers_of(float* sums, int dim) { return reinterpret_cast<std::int32_t*>(sums + dim); }
-
 // A row's weights in steps, zeros behind the tile's end.
 FixedPoint fix_weights(const float* weights, int tokens, std::int16_t* steps) {
   constexpr int kVectors = kTileTokens / 16;
@@ -247,8 +242,8 @@ FixedPoint fix_weights(const float* weights, int tokens, std::int16_t* steps) {
 }
 
 // Columns [d, d + 32), or as many as are left, of up to kBlock tokens, in fours, for R rows, whose steps are
-// kTileTokens apart and sums `stride`. Their integers stay in registers over all the tokens; GCC 12 leaves them on the
-// stack if they are an array.
+// kTileTokens apart and sums `stride`. Of every 32 columns the sums lie as VPUNPCKLWD and VPUNPCKHWD leave them. They
+// stay in registers over all the tokens; GCC 12 leaves them on the stack if they are an array.
 template <int R, int kBlock>
 TREEATTN_FORCE_INLINE inline void add_columns(const std::int16_t* steps, int d, int left,
                                               const std::byte* const (&v)[kBlock], int tokens, std::ptrdiff_t behind,
@@ -283,16 +278,13 @@ TREEATTN_FORCE_INLINE inline void add_columns(const std::int16_t* steps, int d, 
   if constexpr (R > 2) store(2, low2, high2), store(3, low3, high3);
 }
 
-// The tile's integers into the floats, and zero again.
-void fold_integers(const FixedPoint& fixed, float shrink, int dim, float* sums) {
+// The tile's integers into a row's sums.
+void fold_integers(const FixedPoint& fixed, float shrink, int dim, const std::int32_t* integers, float* sums) {
   const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
   const __m512 shrinks = _mm512_set1_ps(shrink), unit = _mm512_set1_ps(fixed.unit);
   for (int d = 0; d < dim; d += kWide) {
-    std::int32_t* integers = integers_of(sums, dim) + d;
-    const __m512i a = _mm512_loadu_si512(integers), b = _mm512_loadu_si512(integers + 16);
-    _mm512_storeu_si512(integers, _mm512_setzero_si512());
-    _mm512_storeu_si512(integers + 16, _mm512_setzero_si512());
+    const __m512i a = _mm512_load_si512(integers + d), b = _mm512_load_si512(integers + d + 16);
     const auto fold = [&](__m512i order, int at) {
       if (at >= dim) return;
       const __mmask16 lanes = avx512::first_lanes(dim - at);
@@ -306,8 +298,11 @@ void fold_integers(const FixedPoint& fixed, float shrink, int dim, float* sums) 
 
 template <int kBlock>
 void accumulate(const AccumulateArgs& args) {
-  const int dim = args.dim, rows = args.rows, all = args.heads * rows, stride = sum_floats(dim);
+  const int dim = args.dim, rows = args.rows, all = args.heads * rows, stride = round_up(dim, kWide);
   alignas(64) std::int16_t steps[kMaxRowsPerCall * kTileTokens];
+  // Of the tile. Beside the sums, where they are longer, they would be in half of the sets of the first level.
+  alignas(64) std::int32_t integers[kMaxRowsPerCall * kMaxHeadDim];
+  __builtin_memset(integers, 0, sizeof(integers[0]) * static_cast<std::size_t>(all * stride));
   FixedPoint fixed[kMaxRowsPerCall];
   for (int i = 0; i < all; ++i) {
     fixed[i] = fix_weights(args.weights + i * kTileTokens, args.tokens, steps + i * kTileTokens);
@@ -324,17 +319,19 @@ void accumulate(const AccumulateArgs& args) {
       }
       for_rows(0, rows, [&]<int R>(int r) {
         const int row = h * rows + r;
-        std::int32_t* integers = integers_of(args.o + row * stride, dim);
+        std::int32_t* of_integers = integers + row * stride;
         const std::int16_t* of_rows = steps + row * kTileTokens + t;
         const int whole = dim / kWide * kWide;
         for (int d = 0; d < whole; d += kWide)
-          add_columns<R, kBlock>(of_rows, d, kWide, v, tokens, behind, integers + d, stride);
+          add_columns<R, kBlock>(of_rows, d, kWide, v, tokens, behind, of_integers + d, stride);
         if (whole < dim)
-          add_columns<R, kBlock>(of_rows, whole, dim - whole, v, tokens, behind, integers + whole, stride);
+          add_columns<R, kBlock>(of_rows, whole, dim - whole, v, tokens, behind, of_integers + whole, stride);
       });
     }
   }
-  for (int i = 0; i < all; ++i) fold_integers(fixed[i], args.shrink[i], dim, args.o + i * stride);
+  for (int i = 0; i < all; ++i) {
+    fold_integers(fixed[i], args.shrink[i], dim, integers + i * stride, args.o + i * dim);
+  }
 }
 
 // With fewer rows to a head the order of memory counts for more than the instructions.
@@ -349,7 +346,6 @@ void use_int8(CpuTarget& target) {
   ops.accumulate = [](const AccumulateArgs& args) {
     args.rows < kHeadByHeadFromRows ? accumulate<kTokenBlock>(args) : accumulate<kTokensOfHead>(args);
   };
-  ops.sum_floats = sum_floats;
   ops.query_error = kFixedQueryError;
   ops.weight_floor = kFixedWeightFloor;
 }
