@@ -463,5 +463,16 @@ TEST(SessionLoss, ALieEndsInAnError) {
   EXPECT_GT(lies, 0);
 }
 
+// A listener may have ranks of its own, whose loss is no business of the text.
+TEST(SessionLoss, OfOthersThatAListenerKnows) {
+  const SmallModel model;
+  SessionRank rank(model, self_communicator(), nullptr);
+  TextListener listener;
+  listener.token = [](const TokenChoice&) { throw LostRanks("rank 3 of 4 is gone", {3}, {3}); };
+  for (const GenerateOptions& options : {tokens_of(5), recovering(5)}) {
+    EXPECT_THROW(rank.session.generate(random_tokens(20, 301, 7), options, listener), LostRanks);
+  }
+}
+
 }  // namespace
 }  // namespace treeattn::model

@@ -63,7 +63,7 @@ class Request {
 //
 // A rank that does not answer within the deadline, or that is known to be gone, makes the call throw LostRanks
 // (treeattn/error.h), on every surviving rank that is inside a call or enters one later, with the same ranks named.
-// After that only shrink(), lost() and the destructor may be called.
+// After that only shrink(), broken(), lost() and the destructor may be called.
 //
 // Groups that were split from one another break together, also those that the lost rank is not in: the others of such a
 // group may have thrown elsewhere and will not come. There LostRanks names no rank of the group; lost() of the group
@@ -131,6 +131,8 @@ class Communicator {
   // group or one that breaks with it; waits for them all, so that they are in step. Ranks lost by then are left out as
   // well. Messages of the old group cannot reach the new one.
   std::shared_ptr<Communicator> shrink();
+  // Whether this group can go on only by shrink().
+  bool broken() const;
   // The lost ranks of this group; none until LostRanks has been thrown.
   const std::vector<int>& lost() const;
 

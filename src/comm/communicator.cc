@@ -338,8 +338,10 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key) {
       std::make_unique<Impl>(impl_->endpoint, impl_->family, std::move(ranks), context, impl_->deadline)));
 }
 
+bool Communicator::broken() const { return impl_->family->over(); }
+
 std::shared_ptr<Communicator> Communicator::shrink() {
-  if (!impl_->family->over()) {
+  if (!broken()) {
     throw Error("shrink() of a group that has lost nobody; accepted: after LostRanks, on every survivor");
   }
   const auto agreement = comm::agree_on_survivors(*impl_->endpoint, *impl_->family, impl_->context, impl_->shrunk,

@@ -214,7 +214,8 @@ bool Session::without_loss(Call& call, const Step& step) {
     step();
     return true;
   } catch (const LostRanks&) {
-    in_step_ = false;  // some may not have heard of all others
+    if (!llama_->communicator()->broken()) throw;  // of the caller's own ranks: a listener may have some
+    in_step_ = false;                              // some may not have heard of all others
     if (!call.options.recover) throw;
     recover(call);
     return false;
