@@ -17,6 +17,7 @@
 #include "resident_bytes.h"
 #include "thinning.h"
 #include "treeattn/error.h"
+#include "treeattn/parallel_attention.h"
 
 namespace treeattn {
 namespace {
@@ -196,6 +197,42 @@ TEST(KvCacheRanks, EveryRankRefusesAWrongPage) {
     EXPECT_EQ(cache.carried(id, 0, 0).size(), 0u);
     EXPECT_THROW(cache.append(id, view, view), InvalidArgument) << "rank " << world->rank();
     EXPECT_EQ(cache.length(id), 0) << "rank " << world->rank();
+  });
+}
+
+// One length for all, before anything is added up that is not the same text.
+TEST(KvCacheRanks, ARankThatHasRefusedTokensAsksForOneLength) {
+  run_ranks(2, [](std::shared_ptr<Communicator> world) {
+    constexpr std::int64_t kHeads = 1024, kDim = 256;
+    const KvCacheConfig config = {.layers = 1,
+                                  .kv_heads = kHeads,
+                                  .k_dim = kDim,
+                                  .v_dim = kDim,
+                                  .k_type = DType::kFloat32,
+                                  .v_type = DType::kFloat32,
+                                  .order = {.chunk_tokens = 64, .branches = 4}};
+    const std::vector<double> weights = {1, 0};
+    KvCache cache(world, config, weights);
+    const SequenceId id = cache.add_sequence();
+    const std::vector<float> rows(3 * kHeads * kDim, 0.5f);
+    const KvView view = KvView::tokens_first(rows.data(), DType::kFloat32, 1, 3, kHeads, kDim);
+    cache.append(id, view, view);
+    ParallelAttention attention(world);
+    ThreadPool pool(1);
+    std::vector<float> out(kHeads * kDim);
+    const QueryView q = QueryView::dense(rows.data(), DType::kFloat32, 1, 1, kHeads, kDim);
+    const auto decode = [&] { attention.decode(cache, 0, {&id, 1}, q, {}, out, {}, pool); };
+    const std::int64_t petabyte = 64 * (std::int64_t{8} << 20);
+    if (world->rank() == 0) {
+      EXPECT_THROW(cache.extend(id, petabyte), Error);
+      EXPECT_THROW(decode(), Error);
+      EXPECT_THROW(attention.prefill(cache, 0, id, 2, 1, q, {}, out, {}, pool), Error);
+    } else {
+      cache.extend(id, petabyte);
+    }
+    cache.truncate(id, 3);
+    decode();
+    EXPECT_EQ(out.front(), 0.5f);
   });
 }
 

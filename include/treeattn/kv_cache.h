@@ -89,7 +89,9 @@ class KvCache {
   // scale NaN, in fp8 the element becomes NaN. Copies what this rank carries. Requires layers == 1.
   void append(SequenceId sequence, const KvView& k, const KvView& v);
   // With several layers: first the room, whose content is undefined until written, then each layer. Throws Error when
-  // this rank has no addresses left for it, std::bad_alloc; the cache is then as it was.
+  // this rank has no addresses left for it, std::bad_alloc; the cache is then as it was. So does append. Other ranks
+  // may have taken the tokens all the same: until truncate() has been called for the sequence, to one length on every
+  // rank, attention to it throws Error here, and the others hear of a rank that does not answer.
   void extend(SequenceId sequence, std::int64_t tokens);
   // Stores those of the k.tokens tokens from position `first` on that this rank carries; they must exist. A rank may
   // leave out calls whose tokens it does not carry.

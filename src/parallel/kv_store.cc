@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "parallel/kv_store.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -154,6 +156,7 @@ void KvStore::truncate(SequenceId sequence, std::int64_t length) {
           found.length);
   cut(found, chunk_count(length));
   found.length = length;
+  found.refused = false;
 }
 
 void KvStore::drop(SequenceId sequence) {
@@ -186,17 +189,26 @@ void KvStore::extend(SequenceId sequence, std::int64_t tokens) {
           tokens, found.length);
   const std::size_t before = found.pages.size();
   const auto after = static_cast<std::size_t>(chunk_count(found.length + tokens));
-  pool_->require_addresses(carried_chunks(static_cast<std::int64_t>(before), static_cast<std::int64_t>(after)));
-  found.pages.resize(after, kNoPage);
   try {
+    pool_->require_addresses(carried_chunks(static_cast<std::int64_t>(before), static_cast<std::int64_t>(after)));
+    found.pages.resize(after, kNoPage);
     for (std::size_t c = before; c < after; ++c) {
       if (carries(static_cast<std::int64_t>(c))) found.pages[c] = pool_->take();
     }
   } catch (...) {
     cut(found, static_cast<std::int64_t>(before));
+    found.refused = among_others();
     throw;
   }
   found.length += tokens;
+}
+
+void KvStore::require_agreed(SequenceId sequence) const {
+  if (!find(sequence).refused) return;
+  throw Error(
+      fmt::format("sequence {} on rank {}, which has refused tokens that other ranks may have taken; accepted: "
+                  "after truncate() to one length on every rank",
+                  sequence, communicator_->rank()));
 }
 
 void KvStore::check_write(const KvView& k, const KvView& v) const {
@@ -224,6 +236,7 @@ void KvStore::append_by(SequenceId sequence, const KvView& k, const KvView& v, c
     write(before);
   } catch (...) {
     truncate(sequence, before);
+    find(sequence).refused = among_others();
     throw;
   }
 }

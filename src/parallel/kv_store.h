@@ -82,6 +82,8 @@ class KvStore {
   void truncate(SequenceId sequence, std::int64_t length);
   void drop(SequenceId sequence);
   std::int64_t length(SequenceId sequence) const { return find(sequence).length; }
+  // Throws Error where this rank has refused tokens that others may have taken, until it is truncated.
+  void require_agreed(SequenceId sequence) const;
   std::vector<SequenceId> sequences() const;
   SequenceId next_sequence() const { return next_; }
 
@@ -147,6 +149,7 @@ class KvStore {
   struct Sequence {
     std::int64_t length = 0;
     std::vector<std::int32_t> pages;  // [chunks] of the pool
+    bool refused = false;             // tokens that other ranks may have taken
   };
 
   const Sequence& find(SequenceId sequence) const;
@@ -154,6 +157,7 @@ class KvStore {
   std::int64_t chunk_count(std::int64_t tokens) const;
   std::int64_t chunk_use(const Sequence& sequence, std::int64_t chunk) const;
   bool carries(std::int64_t chunk) const;
+  bool among_others() const { return communicator_->size() > 1; }
   std::int64_t carried_chunks(std::int64_t first, std::int64_t last) const;
   void check_layer(int layer) const;
   void check_write(const KvView& k, const KvView& v) const;

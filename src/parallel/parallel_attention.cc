@@ -184,6 +184,7 @@ struct ParallelAttention::Impl {
     require(call.q.batch == static_cast<std::int64_t>(call.sequences.size()),
             "q.batch = {}; accepted: one per sequence, {}", call.q.batch, call.sequences.size());
     base::require_address("sequences", call.sequences);
+    for (const SequenceId sequence : call.sequences) call.store.require_agreed(sequence);
     check_query(call.q, cache.config(), call.layer);
     parallel::check_call(call);
   }
@@ -193,6 +194,7 @@ struct ParallelAttention::Impl {
                                         std::int64_t count, const QueryView& q) {
     require(cache.communicator() == communicator, "the cache is on another communicator; accepted: the same one");
     check_query(q, cache.config(), layer);
+    cache.store().require_agreed(sequence);
     std::vector<TokenRange> queries = cache.carried(sequence, first, count);
     std::int64_t tokens = 0;
     for (const TokenRange& range : queries) tokens += range.count;
