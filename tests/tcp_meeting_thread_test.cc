@@ -94,6 +94,21 @@ TEST(TcpMeeting, RanksThatDoNotComeAreWaitedForNoLongerThanTheDeadline) {
   }
 }
 
+TEST(TcpMeeting, WhoHasComeHearsWhoHasNot) {
+  const int port = free_port();
+  const auto come = [&](int rank, double deadline) {
+    try {
+      tcp_communicator(TcpPlace{rank, 4, "127.0.0.1", port}, with_deadline(deadline));
+      ADD_FAILURE() << "two of four, and connected";
+    } catch (const Unavailable& error) {
+      EXPECT_NE(std::string(error.what()).find("ranks 1, 3 of 4 did not come"), std::string::npos) << error.what();
+    }
+  };
+  std::thread other([&] { come(2, 20); });
+  come(0, 1.5);
+  other.join();
+}
+
 // Comes to the meeting and talks to the others.
 void meet(int rank, int size, int port, const std::string& address = "127.0.0.1") {
   try {

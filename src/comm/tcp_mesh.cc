@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/machine.h"
+#include "comm/roll_call.h"
 #include "comm/tcp_card.h"
 #include "comm/tcp_door.h"
 #include "treeattn/error.h"
@@ -57,6 +58,13 @@ Socket listen_beside(int port) {
   return port_of(socket) == port ? listen_on(0) : std::move(socket);
 }
 
+// Who has not come, in a table that is sent all the same: who waits for it shall not have to guess.
+TcpCard absent() {
+  TcpCard card;
+  card.rank = -1;
+  return card;
+}
+
 // Rank 0: hears of everyone, then tells everyone of all. A rank that went away meanwhile (its own deadline was over)
 // may be started again: its place is free.
 std::vector<TcpCard> collect(const Socket& listening, const TcpCard& mine, const TcpDeadline& deadline) {
@@ -65,8 +73,20 @@ std::vector<TcpCard> collect(const Socket& listening, const TcpCard& mine, const
   std::vector<Socket> others(size);
   cards[0] = mine;
   Door door(listening, mine);
+  const auto next = [&](const std::vector<int>& missing) {
+    try {
+      return door.next(missing, deadline);
+    } catch (const Unavailable&) {
+      for (const int r : missing) cards[static_cast<std::size_t>(r)] = absent();
+      const auto table = std::as_bytes(std::span(cards));
+      for (const Socket& other : others) {
+        if (other.open()) ::send(other.fd(), table.data(), table.size(), MSG_NOSIGNAL);
+      }
+      throw;
+    }
+  };
   for (std::vector<int> missing; !(missing = missing_of(others, 1)).empty();) {
-    auto [socket, card] = door.next(missing, deadline);
+    auto [socket, card] = next(missing);
     require(card.size == mine.size && card.rank > 0 && card.rank < mine.size,
             "a rank {} of {} came to a group of {}; accepted: ranks 1 to {} of that size", card.rank, card.size,
             mine.size, mine.size - 1);
@@ -100,6 +120,14 @@ std::vector<TcpCard> report(const TcpPlace& place, const TcpCard& mine, const Tc
   receive(table.first(kTcpRefusalBytes).subspan(sizeof(TcpGreeting)));
   if (cards[0].greeting.magic == TcpGreeting::kMagic) require_same_job(cards[0], mine, rank0);
   receive(table.subspan(kTcpRefusalBytes));
+  std::vector<int> missing;
+  for (std::size_t r = 0; r < cards.size(); ++r) {
+    if (cards[r].rank == absent().rank) missing.push_back(static_cast<int>(r));
+  }
+  if (!missing.empty()) {
+    throw Unavailable(fmt::format("tcp_communicator: {} of {} did not come within the deadline, says rank 0",
+                                  name_ranks(missing), mine.size));
+  }
   for (std::size_t r = 0; r < cards.size(); ++r) {
     const bool fits = is_sound(cards[r]) && cards[r].rank == static_cast<int>(r) && cards[r].size == mine.size &&
                       cards[r].job == mine.job;

@@ -170,7 +170,12 @@ Socket listen_on(int port) {
       ::setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
       if (::bind(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(socket.fd(), SOMAXCONN) == 0) return socket;
       // Not by IPv4 alone: some would call the one who has it.
-      if (errno == EADDRINUSE) throw_tcp(fmt::format("port {}", port));
+      if (errno == EADDRINUSE) {
+        throw Unavailable(
+            fmt::format("tcp_communicator: port {} is in use; accepted: another one (MASTER_PORT), and "
+                        "rank 0 once",
+                        port));
+      }
     }
   }
   throw_tcp(fmt::format("port {}", port));
