@@ -43,9 +43,10 @@ File File::open(const std::filesystem::path& path) {
 File File::create(const std::filesystem::path& path) { return create(path, path); }
 
 File File::create(const std::filesystem::path& path, const std::filesystem::path& shown) {
-  File file(path, O_WRONLY | O_CREAT | O_TRUNC);
+  File file(path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK);  // a pipe that nobody reads is refused, not waited for
   file.path_ = shown;
   if (file.descriptor_ < 0) throw_errno(shown, "create");
+  ::fcntl(file.descriptor_, F_SETFL, ::fcntl(file.descriptor_, F_GETFL) & ~O_NONBLOCK);
   return file;
 }
 
