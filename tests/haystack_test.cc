@@ -60,7 +60,7 @@ TEST_F(HaystackTokens, OrderIsThatOfTheReadme) {
 }
 
 TEST_F(HaystackTokens, NeedleStandsWhereItSays) {
-  const auto bos = model_.config.bos.value();
+  const auto bos = model_.tokenizer->bos().value();
   for (const int depth : {0, 37, 100}) {
     const Haystack hay = make_haystack(
         paragraphs_, [&](std::string_view text) { return encode(text); }, {&bos, 1}, 2000, depth, 7);

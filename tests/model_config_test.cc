@@ -68,7 +68,7 @@ TEST(ModelConfig, AbsentKeysHaveHuggingFacesDefaults) {
   EXPECT_EQ(config.head_dim, 64);
   EXPECT_EQ(config.rms_eps, 1e-6);
   EXPECT_EQ(config.rope_theta, 10000);
-  EXPECT_FALSE(config.tied_embeddings || config.rope_scaling || config.bos);
+  EXPECT_FALSE(config.tied_embeddings || config.rope_scaling);
   EXPECT_EQ(config.eos, Tokens{2});
 }
 
@@ -96,7 +96,6 @@ TEST(ModelConfig, WhatEndsATextThatNoFileSpeaksOf) {
   EXPECT_EQ(eos(null, R"({"eos_token_id": 7})"), (Tokens{5, 7}));
   for (const int vocab : {1, 2, 3}) {
     absent["vocab_size"] = vocab;
-    absent["bos_token_id"] = 0;
     EXPECT_EQ(eos(absent, nullptr), vocab < 3 ? Tokens{} : Tokens{2}) << vocab;
   }
 }
@@ -186,7 +185,6 @@ TEST(ModelConfig, RefusesByKeyAndValue) {
       {"/eos_token_id", 128256, {"eos_token_id", "128256"}},
       {"/eos_token_id", {1, -1}, {"eos_token_id[1]", "-1"}},
       {"/eos_token_id", Json(std::vector<int>(1000, 1)), {"eos_token_id", "1000"}},
-      {"/bos_token_id", {1}, {"bos_token_id"}},
       {"/tie_word_embeddings", "yes", {"tie_word_embeddings"}},
   };
   for (const auto& [key, value, says] : kWrong) {
@@ -277,6 +275,7 @@ TEST(GenerationConfig, ReadsLlama3) {
                                           R"( "max_new_tokens": 7, "eos_token_id": 3})");
   const GenerationConfig other = read_generation_config(directory.path() / "g.json");
   EXPECT_EQ(other.sampler.top_k, 0);
+  EXPECT_EQ(parse_generation_config(R"({"do_sample": true, "top_k": null})", "").sampler.top_k, 0);
   EXPECT_EQ(other.sampler.min_p, 0.05);
   EXPECT_EQ(other.sampler.repetition_penalty, 1.1);
   EXPECT_EQ(other.max_new_tokens, 7);

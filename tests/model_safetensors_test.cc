@@ -211,6 +211,7 @@ TEST(Checkpoint, RefusesBrokenDirectories) {
   refused({{"a", ""}}, {"in the directory"});
   refused({{"a", "x/y"}}, {"in the directory"});
   refused({{"a", std::string("one.safetensors\0x", 17)}}, {"in the directory"});
+  refused({{"a", "a\x1b[2Jb"}}, {"u001b[2Jb", "in the directory"});  // would clear a terminal
   refused({{"a", 1}}, {"a string"});
   refused(Json::object(), {"at least one"});
   refused(Json::array(), {"an object"});

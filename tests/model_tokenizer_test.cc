@@ -378,9 +378,9 @@ TEST(TokenizerFile, RefusesWhatIsNotSupported) {
       {"/model/dropout", 0.1, {"dropout"}},
       {"/model/continuing_subword_prefix", "##", {"continuing_subword_prefix"}},
       {"/model/end_of_word_suffix", "</w>", {"end_of_word_suffix"}},
-      {"/model/vocab/a", 1 << 20, {"vocabulary", "1048576"}},
-      {"/model/vocab/a", -1, {"vocabulary", "-1"}},
-      {"/model/vocab/a", "1", {"vocabulary"}},
+      {"/model/vocab/a", 1 << 20, {"model.vocab.a", "1048576"}},
+      {"/model/vocab/a", -1, {"model.vocab.a", "-1"}},
+      {"/model/vocab/a", "1", {"model.vocab.a"}},
       {"/model/vocab/a", 98, {"98", "another token"}},
       {"/model/vocab", Json::object(), {"no token for the byte 9"}},
       {"/model/vocab", Json::array(), {"an object"}},
@@ -496,11 +496,31 @@ TEST(Tokenizer, APromptBeginsAsTheTokenizerSays) {
   const std::int32_t begin = model.tokenizer->bos().value();
   EXPECT_EQ(encode_prompt(model, "a"), (Tokens{begin, 'a'}));
   EXPECT_EQ(encode_prompt(model, "a", false), Tokens{'a'});
-  model.config.bos = 7;  // as models have it that begin a turn of a chat with it, and a text with nothing
-  EXPECT_EQ(encode_prompt(model, "a"), (Tokens{begin, 'a'}));
   json.erase("post_processor");
   model.tokenizer = std::make_shared<Tokenizer>(make_tokenizer(json));
   EXPECT_EQ(encode_prompt(model, "a"), Tokens{'a'});
+}
+
+TEST(Tokenizer, OfAnotherModelIsRefused) {
+  NEEDS_PCRE2();
+  TemporaryDirectory directory;
+  const Json tokenizer = small_tokenizer();
+  write_file(directory.path() / "tokenizer.json", tokenizer.dump());
+  const auto describe = [&](std::int64_t vocab) {
+    Json config = llama_config();
+    config["vocab_size"] = vocab;
+    config["eos_token_id"] = nullptr;
+    write_file(directory.path() / "config.json", config.dump());
+    return describe_model(directory.path());
+  };
+  const Tokenizer alone = make_tokenizer(tokenizer);
+  const std::int64_t plain = alone.plain_vocab(), bos = alone.bos().value();
+  ASSERT_GE(bos, plain);
+  EXPECT_NO_THROW(describe(alone.vocab()));
+  EXPECT_NO_THROW(describe(bos + 1));  // added tokens behind it may be without a row
+  expect_refused([&] { describe(bos); }, {"tokenizer.json", fmt::format("token {}", bos), fmt::format("is {};", bos)});
+  expect_refused([&] { describe(plain - 1); },
+                 {"tokenizer.json", fmt::format("up to token {}", plain - 1), "vocab_size"});
 }
 
 // What AutoTokenizer of transformers 4.57 begins a text with.

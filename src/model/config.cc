@@ -109,7 +109,6 @@ LlamaConfig llama3(std::int64_t hidden, std::int64_t layers, std::int64_t heads,
   config.context = 131072;
   config.rope_scaling = RopeScaling{.factor = rope_factor};
   config.tied_embeddings = tied;
-  config.bos = 128000;
   config.eos = {128001, 128008, 128009};
   return config;
 }
@@ -164,9 +163,6 @@ LlamaConfig parse_config(std::string_view text, const std::string& name) {
   read_rope(json, config);
   config.tied_embeddings = json.boolean_or("tie_word_embeddings", false);
   config.stored = read_stored_type(json);
-  if (const auto bos = json.find("bos_token_id")) {
-    config.bos = static_cast<std::int32_t>(bos->integer(0, config.vocab - 1));
-  }
   read_eos(json, config);
   return config;
 }

@@ -38,9 +38,8 @@ struct LlamaConfig {
   std::optional<RopeScaling> rope_scaling;
   bool tied_embeddings = false;
   DType stored = DType::kBFloat16;  // what the weights are said to be; the files decide
-  std::optional<std::int32_t> bos;
-  std::vector<std::int32_t> eos;  // any of them ends a text
-  bool eos_is_default = false;    // config.json says nothing of it
+  std::vector<std::int32_t> eos;    // any of them ends a text
+  bool eos_is_default = false;      // config.json says nothing of it
 
   bool operator==(const LlamaConfig&) const = default;
 

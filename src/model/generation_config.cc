@@ -36,7 +36,8 @@ constexpr const char* kMustBeEmpty[] = {"suppress_tokens",       "bad_words_ids"
 SamplerOptions read_sampler(const JsonNode& json) {
   SamplerOptions drawn;
   drawn.temperature = json.number_or("temperature", 1, 0, 100);
-  drawn.top_k = json.integer_or("top_k", 50, 0, std::numeric_limits<std::int32_t>::max());
+  const int otherwise = json.value().contains("top_k") ? 0 : 50;  // null is an answer: all
+  drawn.top_k = json.integer_or("top_k", otherwise, 0, std::numeric_limits<std::int32_t>::max());
   drawn.top_p = std::max(json.number_or("top_p", 1, 0, 1), 1e-9);  // both keep the most likely one
   drawn.min_p = json.number_or("min_p", 0, 0, 1);
   drawn.repetition_penalty = json.number_or("repetition_penalty", 1, 0.01, 100);

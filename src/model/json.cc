@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <unordered_set>
 
@@ -144,7 +145,9 @@ const JsonNode& JsonNode::object() const {
 }
 
 void JsonNode::refuse(std::string_view accepted) const {
-  const std::string text = value_->is_structured()
+  constexpr std::size_t kShort = 4;  // such an array is shown, if nothing is in its elements
+  const bool plain = std::ranges::none_of(*value_, [](const Json& part) { return part.is_structured(); });
+  const std::string text = value_->is_structured() && !(value_->is_array() && value_->size() <= kShort && plain)
                                ? fmt::format("{} of {}", value_->is_array() ? "an array" : "an object", value_->size())
                                : shown(value_->dump(-1, ' ', false, Json::error_handler_t::replace));
   base::throw_bad_file(file_,

@@ -33,6 +33,8 @@ class JsonNode {
   // Members of an object; throws when this is none. null counts as absent.
   std::optional<JsonNode> find(const std::string& key) const;
   JsonNode at(const std::string& key) const;
+  // What an iteration over the members has found, by its key.
+  JsonNode member(const std::string& key, const Json& value) const { return {value, file_, path_of(key)}; }
   // Elements of an array of at most `limit`.
   std::vector<JsonNode> elements(std::size_t limit) const;
 

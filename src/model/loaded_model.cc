@@ -72,6 +72,22 @@ Tokenizer read_tokenizer(const std::filesystem::path& directory) {
   return tokenizer;
 }
 
+// A tokenizer of another model would make other text of everything. Added tokens without a row are another matter: they
+// were added and never trained, and only who uses one hears of it.
+void require_tokens_of_model(const Tokenizer& tokenizer, const LlamaConfig& config,
+                             const std::filesystem::path& directory) {
+  const auto refuse = [&](const std::string& what) {
+    base::throw_bad_file(directory / "tokenizer.json",
+                         fmt::format("{}, and vocab_size of config.json is {}; accepted: the tokenizer of this model",
+                                     what, config.vocab));
+  };
+  if (tokenizer.plain_vocab() > config.vocab) {
+    refuse(fmt::format("its vocabulary goes up to token {}", tokenizer.plain_vocab() - 1));
+  }
+  if (const auto bos = tokenizer.bos(); bos && *bos >= config.vocab)
+    refuse(fmt::format("a text begins with token {}", *bos));
+}
+
 }  // namespace
 
 std::shared_ptr<const Checkpoint> ModelDescription::open() const {
@@ -107,6 +123,7 @@ ModelDescription describe_model(const std::filesystem::path& directory) {
   }
   if (base::is_there(directory / "tokenizer.json")) {
     out.tokenizer = std::make_shared<Tokenizer>(read_tokenizer(directory));
+    require_tokens_of_model(*out.tokenizer, out.config, directory);
   }
   return out;
 }
@@ -131,7 +148,7 @@ void require_room_for_weights(const ModelDescription& model, const LlamaLoadOpti
 std::vector<std::int32_t> encode_prompt(const ModelDescription& model, std::string_view text, bool begin) {
   if (!model.tokenizer) throw Unavailable("this model has no tokenizer (tokenizer.json); give tokens instead of text");
   std::vector<std::int32_t> tokens = model.tokenizer->encode(text);
-  // Not the bos_token_id of the config: models that were trained without one in front may name one.
+  // Not the bos_token_id of config.json: models that were trained without one in front may name one.
   if (const auto bos = model.tokenizer->bos(); begin && bos) tokens.insert(tokens.begin(), *bos);
   return tokens;
 }

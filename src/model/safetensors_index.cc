@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/safetensors_index.h"
 
+#include <algorithm>
 #include <set>
 
 #include "base/file.h"
@@ -11,9 +12,11 @@ namespace {
 
 constexpr std::size_t kMostFiles = 4096;
 
+// It will be said when it is missing: nothing in it may move the cursor of a terminal.
 bool is_plain_name(std::string_view file) {
-  return !file.empty() && file.size() < 256 && !file.starts_with('.') &&
-         file.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
+  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < ' ' || c == '\x7f'; };
+  return !file.empty() && file.size() < 256 && !file.starts_with('.') && std::ranges::none_of(file, is_control) &&
+         file.find_first_of("/\\") == std::string_view::npos;
 }
 
 }  // namespace

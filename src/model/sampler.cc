@@ -35,7 +35,10 @@ void check_logits(std::span<const float> logits) {
   }
   if (nan != 0) {
     const auto at = std::ranges::find_if(logits, [](float logit) { return std::isnan(logit); });
-    throw Error(fmt::format("the logit of token {} is NaN", at - logits.begin()));
+    throw Error(
+        fmt::format("the logit of token {} is NaN: weights that are not finite, or too large for a cache in "
+                    "float16, which ends at 65504",
+                    at - logits.begin()));
   }
   if (possible == 0) throw Error("all logits are -inf");
 }

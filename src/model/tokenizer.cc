@@ -25,7 +25,8 @@ struct Tokenizer::Impl {
         bpe(file.byte_tokens, file.merges, static_cast<std::int64_t>(token_bytes.size())),
         words(std::move(file.words)),
         special(token_bytes.size()),
-        bos(file.bos) {
+        bos(file.bos),
+        plain_vocab(file.plain_vocab) {
     for (const std::string& pattern : file.patterns) splitters.push_back(make_splitter(pattern, name));
     for (const AddedToken& token : file.added) special[static_cast<std::size_t>(token.id)] = token.special;
     added = AddedTokens(std::move(file.added));
@@ -55,6 +56,7 @@ struct Tokenizer::Impl {
   AddedTokens added;
   std::vector<bool> special;  // [id]
   std::optional<std::int32_t> bos;
+  std::int64_t plain_vocab;
 };
 
 Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -71,6 +73,8 @@ Tokenizer Tokenizer::parse(std::string_view json, const std::string& name) {
 }
 
 std::int64_t Tokenizer::vocab() const { return static_cast<std::int64_t>(impl_->token_bytes.size()); }
+
+std::int64_t Tokenizer::plain_vocab() const { return impl_->plain_vocab; }
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool special) const {
   base::require(text.size() <= kLongestText, "text of {} bytes; accepted: at most {}", text.size(), kLongestText);

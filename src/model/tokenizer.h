@@ -23,6 +23,8 @@ class Tokenizer {
   ~Tokenizer();
 
   std::int64_t vocab() const;
+  // Ids of what plain text becomes lie below; those of added tokens may lie beyond.
+  std::int64_t plain_vocab() const;
   // special: whether "<|eot_id|>" in the text is that token or just text. Throws InvalidArgument for text that is not
   // UTF-8, naming the place.
   std::vector<std::int32_t> encode(std::string_view text, bool special = false) const;

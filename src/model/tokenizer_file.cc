@@ -3,7 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -64,8 +67,7 @@ Ids read_vocab(const JsonNode& model, TokenizerFile& file, std::vector<bool>& cl
   Ids ids;
   ids.reserve(vocab.value().size());
   for (const auto& [token, value] : vocab.value().items()) {
-    const auto id =
-        static_cast<std::int32_t>(JsonNode(value, model.file() + ", vocabulary").integer(0, kMostTokens - 1));
+    const auto id = static_cast<std::int32_t>(vocab.member(token, value).integer(0, kMostTokens - 1));
     claim(file, claimed, id, token, model.file());
     const auto bytes = bytes_of_alphabet(token);
     file.token_bytes[static_cast<std::size_t>(id)] = bytes.value_or(token);
@@ -190,6 +192,14 @@ void read_added(const JsonNode& json, const Ids& ids, TokenizerFile& file, std::
   check_strips(file.added, json.file());
 }
 
+void find_plain_vocab(const Ids& ids, TokenizerFile& file) {
+  std::set<std::string_view> added;
+  for (const AddedToken& token : file.added) added.insert(token.text);
+  for (const auto& [token, id] : ids) {
+    if (!added.contains(token)) file.plain_vocab = std::max(file.plain_vocab, std::int64_t{id} + 1);
+  }
+}
+
 // ---- what comes before and after
 
 void read_split(const JsonNode& node, TokenizerFile& file) {
@@ -290,6 +300,7 @@ TokenizerFile parse_tokenizer_file(std::string_view text, const std::string& nam
   read_bytes(model, ids, file);
   read_merges(model, ids, file);
   read_added(json, ids, file, claimed);
+  find_plain_vocab(ids, file);
   if (const auto node = json.find("post_processor")) read_post_processor(*node, file);
   return file;
 }

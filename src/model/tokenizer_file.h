@@ -30,6 +30,7 @@ struct TokenizerFile {
   std::vector<BpeMerge> merges;
   Words words;  // with "ignore_merges": bytes that are one token, whatever the merges say
   std::vector<AddedToken> added;
+  std::int64_t plain_vocab = 0;     // ids of what plain text becomes lie below; those of added tokens may not
   std::optional<std::int32_t> bos;  // what the post-processor puts before a text
 };
 
