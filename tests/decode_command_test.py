@@ -153,7 +153,7 @@ def main():
                       (["--json=3"], '--json is a flag and is given as "--json=3"; accepted: no value'),
                       (["--quick=false"], '--quick is a flag and is given as "--quick=false"; accepted: no value'),
                       (["--help=0"], '--help is a flag and is given as "--help=0"; accepted: no value'),
-                      (["--head-dim", "8"], "--head-dim is 8; accepted: 16 to 256 in steps of 8")]:
+                      (["--head-dim", "8"], '--head-dim is "8"; accepted: multiples of 8 from 16 to 256')]:
         done = run(decode + bad)
         expect(done.returncode == 2 and says in done.stderr, f"{bad}: exit code {done.returncode}, {done.stderr}")
     done = run([treeattn, "verify", "--isa", "MMX"])

@@ -58,14 +58,6 @@ struct Plan {
   bool quick = false;
 };
 
-Seconds parse_deadline(const std::string& text) {
-  if (text.empty()) return kDefaultDeadline;
-  const std::optional<double> value = parse_number(text);
-  base::require(value && *value > 0 && *value <= 1e6,
-                "--deadline is \"{}\"; accepted: seconds, more than 0, up to 1000000", text);
-  return Seconds(*value);
-}
-
 std::vector<Strategy> every_strategy() {
   std::vector<Strategy> out(std::begin(kAllStrategies), std::end(kAllStrategies));
   out.push_back(Strategy::kAuto);
@@ -84,7 +76,7 @@ Plan make_plan(const BenchDecodeOptions& options) {
   base::require(options.placement.empty() || options.placement == "cyclic" || options.placement == "contiguous",
                 "--placement is \"{}\"; accepted: cyclic, contiguous", options.placement);
   if (options.placement == "contiguous") plan.order.placement = Placement::kContiguous;
-  plan.ranks.deadline = parse_deadline(options.deadline);
+  plan.ranks.deadline = parse_deadline(options.deadline, kDefaultDeadline);
   plan.rank_count = parse_count_or("--ranks", options.ranks, 1, 1024, 0);
   plan.threads = parse_count_or("--threads", options.threads, 1, 4096, 0);
   plan.repeat = parse_count_or("--repeat", options.repeat, 1, 100000, 0);

@@ -21,7 +21,9 @@ namespace treeattn::tools {
 namespace {
 
 [[noreturn]] void fail(const char* what, int code) {
-  throw Error(fmt::format("cannot {}: {}", what, std::generic_category().message(code)));
+  const std::string text = fmt::format("cannot {}: {}", what, std::generic_category().message(code));
+  if (code == EMFILE || code == ENFILE || code == ENOMEM || code == EAGAIN) throw Unavailable(text);
+  throw Error(text);
 }
 
 // Both ends, closed at the end; neither reaches a child unless it is put there.

@@ -114,7 +114,7 @@ DecodeTime DecodeTimes::simulate(const DecodePoint& point) {
   });
   if (status == kUnavailable) throw Unavailable("the simulator has not enough memory; it has said why");
   if (status != 0 || !line)
-    throw Error(fmt::format("{} ended with status {} for {}", simulator_.string(), status, job));
+    throw Error(fmt::format("{} ended with status {} for {}", simulator_.string(), status, what));
   if (!line->failure.empty()) throw Error(fmt::format("a check of the simulation failed: {}", line->failure));
   DecodeTime time;
   time.us = line->us;

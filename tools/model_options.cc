@@ -19,20 +19,13 @@ namespace treeattn::tools {
 namespace {
 
 // Ranks load their weights, and a piece of a prompt takes a while: longer than the library's default.
-constexpr double kModelDeadline = 120;
+constexpr Seconds kModelDeadline{120.0};
 
 }  // namespace
 
 void require_utf8(const char* option, const std::string& text) {
   const std::size_t valid = model::valid_utf8(text);
   base::require(valid == text.size(), "{}: byte {} of {} is not UTF-8; accepted: UTF-8", option, valid, text.size());
-}
-
-double parse_real(const char* option, const std::string& text, double least, double most) {
-  const std::optional<double> value = parse_number(text);
-  base::require(value && *value >= least && *value <= most, "{} is \"{}\"; accepted: a number from {} to {}", option,
-                text, least, most);
-  return *value;
 }
 
 void require_tokenizer(const ModelOptions& options, const ModelPlan& plan, const std::string& why) {
@@ -93,8 +86,7 @@ ModelPlan make_model_plan(const ModelOptions& options) {
   }
   plan.llama.order = parse_order(options.chunk, options.branches);
   plan.llama.gather_kv = options.gather_kv;
-  plan.ranks.deadline =
-      Seconds(options.deadline.empty() ? kModelDeadline : parse_real("--deadline", options.deadline, 0.001, 1e6));
+  plan.ranks.deadline = parse_deadline(options.deadline, kModelDeadline);
   plan.rank_count = parse_count_or("--ranks", options.ranks, 1, 1024, 0);
   plan.threads = parse_count_or("--threads", options.threads, 1, 4096, 0);
   plan.device = parse_device(options.device);

@@ -58,7 +58,4 @@ struct SamplingOptions {
 // Throws InvalidArgument where the text is not UTF-8, as a shell can hand over any bytes.
 void require_utf8(const char* option, const std::string& text);
 
-// A number from least to most. `option` is for the message.
-double parse_real(const char* option, const std::string& text, double least, double most);
-
 }  // namespace treeattn::tools

@@ -28,9 +28,9 @@ namespace {
 
 std::atomic<bool> interrupted = false;
 
-void on_interrupt(int) {
+void on_interrupt(int signal) {
   interrupted = true;
-  end_wiped_on(SIGINT);
+  end_wiped_on(signal);
 }
 
 // copies: of the weights on this machine, or on its GPU; here: ranks there.
@@ -142,6 +142,7 @@ void catch_interrupt() {
   interrupted = false;
   // What a script starts in the background has it ignored: Ctrl-C is for who is in front.
   if (std::signal(SIGINT, on_interrupt) == SIG_IGN) std::signal(SIGINT, SIG_IGN);
+  if (launched()) std::signal(SIGTERM, on_interrupt);  // what mpirun and torchrun make of Ctrl-C
 }
 
 int run_model(const ModelPlan& plan, std::int64_t tokens, const std::function<int(const ModelRank&)>& body) {

@@ -70,7 +70,8 @@ std::vector<std::string> split_list(const std::string& list) {
   }
 }
 
-std::int64_t parse_count(std::string_view option, std::string_view text, std::int64_t least, std::int64_t most) {
+std::int64_t parse_count(std::string_view option, std::string_view text, std::int64_t least, std::int64_t most,
+                         std::int64_t step) {
   std::int64_t value = 0;
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
@@ -80,14 +81,14 @@ std::int64_t parse_count(std::string_view option, std::string_view text, std::in
   if (suffix == "k" || suffix == "K") unit = 1 << 10;
   if (suffix == "m" || suffix == "M") unit = 1 << 20;
   const bool good = error == std::errc() && unit != 0 && !__builtin_mul_overflow(value, unit, &value);
-  base::require(good && value >= least && value <= most,
-                "{} is \"{}\"; accepted: whole numbers from {} to {} (k and m stand for 1024 and 1024 x 1024)", option,
-                text, least, most);
+  base::require(good && value >= least && value <= most && value % step == 0,
+                "{} is \"{}\"; accepted: {} from {} to {} (k and m stand for 1024 and 1024 x 1024)", option, text,
+                step == 1 ? "whole numbers" : fmt::format("multiples of {}", step), least, most);
   return value;
 }
 
-int parse_count_or(std::string_view option, std::string_view text, int least, int most, int otherwise) {
-  return text.empty() ? otherwise : static_cast<int>(parse_count(option, text, least, most));
+int parse_count_or(std::string_view option, std::string_view text, int least, int most, int otherwise, int step) {
+  return text.empty() ? otherwise : static_cast<int>(parse_count(option, text, least, most, step));
 }
 
 std::optional<double> parse_number(std::string_view text) {
@@ -95,6 +96,17 @@ std::optional<double> parse_number(std::string_view text) {
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || stop != text.data() + text.size()) return {};
   return value;
+}
+
+double parse_real(const char* option, const std::string& text, double least, double most) {
+  const std::optional<double> value = parse_number(text);
+  base::require(value && *value >= least && *value <= most, "{} is \"{}\"; accepted: a number from {} to {}", option,
+                text, least, most);
+  return *value;
+}
+
+Seconds parse_deadline(const std::string& text, Seconds otherwise) {
+  return text.empty() ? otherwise : Seconds(parse_real("--deadline", text, 0.001, 1e6));
 }
 
 int parse_branches(const std::string& text, int otherwise) {
@@ -109,8 +121,7 @@ Strategy parse_strategy_option(const std::string& name) {
 
 ReductionOrder parse_order(const std::string& chunk, const std::string& branches) {
   ReductionOrder order;
-  order.chunk_tokens = parse_count_or("--chunk", chunk, 64, 1 << 30, 256);
-  base::require(order.chunk_tokens % 64 == 0, "--chunk is \"{}\"; accepted: multiples of 64", chunk);
+  order.chunk_tokens = parse_count_or("--chunk", chunk, 64, 1 << 30, 256, 64);
   order.branches = parse_branches(branches, 256);
   return order;
 }
@@ -229,7 +240,8 @@ std::vector<Shape> ShapeOptions::shapes() const {
   const auto or_else = [](const std::string& text, const char* other) { return text.empty() ? other : text; };
   Shape shape;
   shape.heads = parse_count("--heads", or_else(heads, "16"), 1, kMostHeads);
-  shape.head_dim = parse_count("--head-dim", or_else(head_dim, "128"), 1, kMostHeads);
+  shape.head_dim = parse_count("--head-dim", or_else(head_dim, "128"), kernels::kLeastHeadDim, kernels::kMostHeadDim,
+                               kernels::kHeadDimStep);
   shape.batch = parse_count("--batch", or_else(batch, "1"), 1, kMostHeads);
   shape.queries = parse_count("--queries", or_else(queries, "1"), 1, kMostTokens);
   shape.layout = parse_layout(layout);
@@ -241,8 +253,8 @@ std::vector<Shape> ShapeOptions::shapes() const {
     const std::size_t colon = lengths.find(':');
     base::require(colon != std::string::npos, "--lengths is \"{}\"; accepted: MIN:MAX, as 1k:128k", lengths);
     longest = lengths.substr(colon + 1);
-    shape.shortest = parse_count("--lengths", lengths.substr(0, colon), 1, kMostTokens);
-    parse_count("--lengths", longest, shape.shortest, kMostTokens);
+    shape.shortest = parse_count("the MIN of --lengths", lengths.substr(0, colon), 1, kMostTokens);
+    parse_count("the MAX of --lengths", longest, shape.shortest, kMostTokens);
   }
   std::vector<Shape> out;
   for (const std::string& kv : split_list(kv_heads.empty() ? std::to_string(shape.heads) : kv_heads)) {

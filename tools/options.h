@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "treeattn/communicator.h"
 #include "treeattn/dtype.h"
 #include "treeattn/order.h"
 #include "treeattn/strategy.h"
@@ -91,11 +92,15 @@ DType default_q_dtype(DType kv_dtype);
 // "a,b" -> {"a", "b"}.
 std::vector<std::string> split_list(const std::string& list);
 
-// A whole number from least to most, with k and m for 1024 and 1024^2. `option` is for the message.
-std::int64_t parse_count(std::string_view option, std::string_view text, std::int64_t least, std::int64_t most);
+// A whole number from least to most, a multiple of step, with k and m for 1024 and 1024^2. `option` is for the message.
+std::int64_t parse_count(std::string_view option, std::string_view text, std::int64_t least, std::int64_t most,
+                         std::int64_t step = 1);
 // The same; `otherwise` where the option was not given.
-int parse_count_or(std::string_view option, std::string_view text, int least, int most, int otherwise);
+int parse_count_or(std::string_view option, std::string_view text, int least, int most, int otherwise, int step = 1);
 // The number that a text is, all of it.
 std::optional<double> parse_number(std::string_view text);
+// A number from least to most. `option` is for the message.
+double parse_real(const char* option, const std::string& text, double least, double most);
+Seconds parse_deadline(const std::string& text, Seconds otherwise);
 
 }  // namespace treeattn::tools

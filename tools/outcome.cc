@@ -104,8 +104,9 @@ Json to_json(const Outcome& outcome) {
 Outcome outcome_of(const Json& json, const std::string& file) {
   try {
     return parse(json);
-  } catch (const nlohmann::json::exception& error) {
-    throw BadFile(fmt::format("{}: {}; accepted: what `treeattn reproduce` writes", file, error.what()));
+  } catch (const nlohmann::json::exception&) {
+    throw BadFile(
+        fmt::format("{}: a value is missing or of another type; accepted: what `treeattn reproduce` writes", file));
   } catch (const InvalidArgument& error) {
     throw BadFile(fmt::format("{}: {}", file, error.what()));
   }

@@ -52,6 +52,7 @@ std::vector<Outcome> read_data(const fs::path& directory) {
 int run(const ReportOptions& options) {
   base::require(!options.data.empty(), "--data is missing; accepted: a directory made by treeattn reproduce --out");
   const std::vector<Outcome> outcomes = read_data(options.data);
+  if (!options.figures.empty()) inside_option("--figures", [&] { make_directory(options.figures); });
   inside_option("--out", [&] { write_text(options.out, report_page(outcomes)); });
   std::vector<Drawing> drawings = topology_drawings();
   for (const Outcome& outcome : outcomes) {
@@ -60,7 +61,6 @@ int run(const ReportOptions& options) {
   fmt::print("{}: {}, {}\n", options.out, format_count(std::ssize(outcomes), "experiment"),
              format_count(std::ssize(drawings), "figure"));
   if (options.figures.empty()) return kOk;
-  inside_option("--figures", [&] { make_directory(options.figures); });
   for (const auto& [id, svg] : drawings) write_text(fs::path(options.figures) / (id + ".svg"), standalone_svg(svg));
   fmt::print("{}: {} SVG files\n", options.figures, drawings.size());
   return kOk;

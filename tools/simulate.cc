@@ -70,7 +70,7 @@ std::string slow_rank_lines(const std::string& text, int ranks) {
     const std::size_t colon = item.find(':');
     base::require(colon != std::string::npos,
                   "--slow-rank is \"{}\"; accepted: RANK:FACTOR, or several with commas between them", text);
-    const std::int64_t rank = parse_count("--slow-rank", item.substr(0, colon), 0, ranks - 1);
+    const std::int64_t rank = parse_count("the RANK of --slow-rank", item.substr(0, colon), 0, ranks - 1);
     base::require(seen.insert(rank).second, "--slow-rank has rank {} twice; accepted: one factor for a rank", rank);
     const std::optional<double> factor = parse_number(item.substr(colon + 1));
     base::require(factor && *factor > 0 && *factor <= plan::kMostFactor,
