@@ -58,12 +58,9 @@ Socket listen_beside(int port) {
   return port_of(socket) == port ? listen_on(0) : std::move(socket);
 }
 
-// Who has not come, in a table that is sent all the same: who waits for it shall not have to guess.
-TcpCard absent() {
-  TcpCard card;
-  card.rank = -1;
-  return card;
-}
+// The rank on the card of who has not come, in a table that is sent all the same: who waits for it shall not have to
+// guess.
+constexpr std::int32_t kAbsent = -1;
 
 // Rank 0: hears of everyone, then tells everyone of all. A rank that went away meanwhile (its own deadline was over)
 // may be started again: its place is free.
@@ -77,7 +74,7 @@ std::vector<TcpCard> collect(const Socket& listening, const TcpCard& mine, const
     try {
       return door.next(missing, deadline);
     } catch (const Unavailable&) {
-      for (const int r : missing) cards[static_cast<std::size_t>(r)] = absent();
+      for (const int r : missing) cards[static_cast<std::size_t>(r)].rank = kAbsent;
       const auto table = std::as_bytes(std::span(cards));
       for (const Socket& other : others) {
         if (other.open()) ::send(other.fd(), table.data(), table.size(), MSG_NOSIGNAL);
@@ -122,11 +119,11 @@ std::vector<TcpCard> report(const TcpPlace& place, const TcpCard& mine, const Tc
   receive(table.subspan(kTcpRefusalBytes));
   std::vector<int> missing;
   for (std::size_t r = 0; r < cards.size(); ++r) {
-    if (cards[r].rank == absent().rank) missing.push_back(static_cast<int>(r));
+    if (cards[r].rank == kAbsent) missing.push_back(static_cast<int>(r));
   }
   if (!missing.empty()) {
-    throw Unavailable(fmt::format("tcp_communicator: {} of {} did not come within the deadline, says rank 0",
-                                  name_ranks(missing), mine.size));
+    throw Unavailable(
+        fmt::format("tcp_communicator: {} of {} did not come, says rank 0", name_ranks(missing), mine.size));
   }
   for (std::size_t r = 0; r < cards.size(); ++r) {
     const bool fits = is_sound(cards[r]) && cards[r].rank == static_cast<int>(r) && cards[r].size == mine.size &&

@@ -46,8 +46,9 @@ std::vector<int> choose_nodes(const std::vector<int>& asked, const std::vector<i
   if (!asked.empty()) {
     base::require(asked.size() == found.size(), "nodes of {} ranks; accepted: one for each of the {} ranks, or none",
                   asked.size(), found.size());
-    for (const int node : asked)
+    for (const int node : asked) {
       base::require(node >= 0, "nodes has a {}; accepted: whole numbers of at least 0", node);
+    }
     return number_nodes(asked);
   }
   if (const char* text = std::getenv("TREEATTN_NODES"); text != nullptr && *text != '\0') {

@@ -84,8 +84,9 @@ void require_tokens_of_model(const Tokenizer& tokenizer, const LlamaConfig& conf
   if (tokenizer.plain_vocab() > config.vocab) {
     refuse(fmt::format("its vocabulary goes up to token {}", tokenizer.plain_vocab() - 1));
   }
-  if (const auto bos = tokenizer.bos(); bos && *bos >= config.vocab)
+  if (const auto bos = tokenizer.bos(); bos && *bos >= config.vocab) {
     refuse(fmt::format("a text begins with token {}", *bos));
+  }
 }
 
 }  // namespace
