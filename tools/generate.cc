@@ -252,7 +252,7 @@ Examples:
   treeattn generate --model Llama-3.2-1B --file report.txt --ranks 2 --temperature 0.7 --seed 3 --stats
   echo "Once upon a time" | treeattn generate --model Llama-3.2-1B --weights int8 -n 100
   treeattn generate --model Llama-3.2-1B "A story:" --save story && treeattn generate --model Llama-3.2-1B --load story
-  mpirun -n 4 treeattn generate --model Llama-3.2-1B --file book.txt --recover --json
+  mpirun -n 4 --enable-recovery treeattn generate --model Llama-3.2-1B --file book.txt --recover
   treeattn generate --random-weights llama-3.2-1b abc -n 10)";
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention on an NVIDIA GPU: the same call as treeattn/attention.h, with the data on the device. First plan, then run:
-// a plan checks, uploads and allocates everything once; a run is one kernel launch on a stream and can be captured in a
-// CUDA graph. This header needs no CUDA; in a build without it everything says so.
+// a plan checks, uploads and allocates everything once; a run is one kernel launch on a stream, of a prompt two, and
+// can be captured in a CUDA graph. This header needs no CUDA; in a build without it everything says so.
 //
 //   treeattn::CudaPlan plan(0, in, {});       // in: device pointers
 //   plan.attention(out, lse, stream);

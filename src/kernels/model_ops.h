@@ -13,9 +13,9 @@
 //
 // On a GPU elements are rounded to bfloat16 for bfloat16 and int8 weights, and the other types are as on the CPU. There
 // the bits of rows that meet bfloat16 weights depend on the pass as well: decode streams the weights past a few rows,
-// prefill multiplies matrices, and the two add up in another order; int8 weights are streamed in both. And where
-// weights are streamed a norm before the map divides by the size of the row after the map and not before it: the bits
-// of norm_linear are not those of rms_norm and linear.
+// prefill multiplies matrices, and the two add up in another order; so have those that meet int8 weights, of up to 2^28
+// elements. And where weights are streamed a norm before the map divides by the size of the row after the map and not
+// before it: the bits of norm_linear are not those of rms_norm and linear.
 #pragma once
 
 #include <cstddef>
