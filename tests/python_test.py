@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import unittest
 
 import numpy as np
@@ -226,6 +227,9 @@ class Attention(unittest.TestCase):
                 "head_dim": lambda: treeattn.attention(q, k[..., :32], v),
                 "a row in one piece": lambda: treeattn.attention(q, k[..., ::2], v),
                 "accepted: an array": lambda: treeattn.attention(q, "k", v),
+                "k: a masked array": lambda: treeattn.attention(q, np.ma.masked_array(k, k > 0), v),
+                "k_scales: elements": lambda: treeattn.attention(q, k, v, k_scales=np.ones((1, 10, 4))),
+                "k_scales: 9 in": lambda: treeattn.attention(q, k, v, k_scales=np.ones((1, 9, 4), np.float32)),
                 "DLPack type": lambda: treeattn.attention(q, k.astype(np.float64), v),
                 "of >f4; accepted": lambda: treeattn.attention(q, k.astype(">f4"), v),
                 "dense int32": lambda: treeattn.attention(q, k, v, page_table=np.array([[1 << 32]])),
@@ -303,8 +307,22 @@ class Ranks(unittest.TestCase):
 
         with self.assertRaisesRegex(KeyError, "mine"):
             treeattn.run_ranks(3, body, deadline=5)
-        with self.assertRaises(treeattn.LostRanks):
-            treeattn.run_ranks(2, lambda world: world.rank == 0 and world.barrier(), deadline=5)
+        class Mine(treeattn.LostRanks):
+            pass
+
+        def leaves(world):
+            if world.rank == 0:
+                try:
+                    world.barrier()
+                except treeattn.LostRanks as lost:
+                    raise Mine("mine") from lost
+
+        try:  # assertRaises would drop where it came from
+            treeattn.run_ranks(2, leaves, deadline=5)
+            self.fail("nobody was missed")
+        except Mine as lost:
+            self.assertIn("leaves", [frame.name for frame in traceback.extract_tb(lost.__traceback__)])
+            self.assertEqual(lost.__cause__.ranks, [1])
 
     def test_lost_ranks_are_named(self):
         said = []

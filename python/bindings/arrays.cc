@@ -141,14 +141,15 @@ KvView kv_view(const char* name, const Array& rows, const std::optional<Array>& 
     view.batch_stride = stride_of(rows, 0);
   }
   if (!scales) return view;
-  require_dims(name, *scales, 3, "scales with 3: those of the rows without head_dim");
+  const std::string scales_name = std::string(name) + "_scales";
+  require_dims(scales_name.c_str(), *scales, 3, "3: those of the rows without head_dim");
   for (std::size_t dim = 0; dim < 3; ++dim) {
     if (scales->shape(dim) != rows.shape(dim)) {
-      refuse(name, "scales of " + std::to_string(scales->shape(dim)) + " in dimension " + std::to_string(dim),
+      refuse(scales_name, std::to_string(scales->shape(dim)) + " in dimension " + std::to_string(dim),
              std::to_string(rows.shape(dim)) + ", as the rows have");
     }
   }
-  if (dtype_of(name, *scales) != DType::kFloat32) refuse(name, "scales that are not float32", "float32");
+  if (scales->dtype() != nb::dtype<float>()) refuse(scales_name, "elements of another type", "float32");
   view.scales = static_cast<const float*>(scales->data());
   (page_table ? view.scale_page_stride : view.scale_batch_stride) = stride_of(*scales, 0);
   view.scale_token_stride = stride_of(*scales, 1);

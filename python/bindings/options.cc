@@ -11,18 +11,21 @@ void refuse(const std::string& name, const std::string& what, const std::string&
 
 std::string shown(nb::handle value) {
   constexpr std::size_t kLong = 60;
-  std::string text = nb::repr(value).c_str();
-  return text.size() <= kLong ? text : nb::repr(value.type()).c_str();
+  std::string text;
+  const bool has_utf8 = nb::try_cast(nb::repr(value), text);  // half of a surrogate pair has none
+  return has_utf8 && text.size() <= kLong ? text : nb::repr(value.type()).c_str();
 }
 
 bool is_torch(nb::handle value) {
   for (const nb::handle type : nb::tuple(value.type().attr("__mro__"))) {
-    if (nb::cast<std::string>(type.attr("__module__")) == "torch") return true;
+    std::string module;
+    if (nb::try_cast(type.attr("__module__"), module) && module == "torch") return true;
   }
   return false;
 }
 
 void refuse_lazy_tensor(const std::string& name, nb::handle value) {
+  if (nb::hasattr(value, "hardmask")) refuse(name, "a masked array", "one without a mask, as of filled()");
   if (!is_torch(value) || !nb::hasattr(value, "requires_grad")) return;
   if (nb::cast<bool>(value.attr("requires_grad")) &&
       nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")())) {

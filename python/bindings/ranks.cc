@@ -54,15 +54,19 @@ World with_own_cores(World world) {
   return world;
 }
 
-// Calls the body of a rank. LostRanks that went through Python is LostRanks again, which run_ranks() tells from others.
+// LostRanks that went through Python is LostRanks again, which run_ranks() tells from others; and the object itself.
+struct LostInPython : LostRanks {
+  explicit LostInPython(std::exception_ptr object) : LostRanks("in Python", {}, {}), raised(std::move(object)) {}
+  std::exception_ptr raised;
+};
+
+// Calls the body of a rank.
 nb::object result_of(const nb::callable& body, World world) {
   try {
     return body(std::move(world));
   } catch (const nb::python_error& error) {
     if (!error.matches(nb::module_::import_("treeattn._core").attr("LostRanks"))) throw;
-    const nb::handle lost = error.value();
-    throw LostRanks(nb::str(lost).c_str(), nb::cast<std::vector<int>>(lost.attr("ranks")),
-                    nb::cast<std::vector<int>>(lost.attr("lost_so_far")));
+    throw LostInPython(std::current_exception());
   }
 }
 
@@ -122,7 +126,11 @@ nb::list run_in_threads(int ranks, nb::callable body, double deadline) {
       }
     }
     if (raised) std::rethrow_exception(raised);  // what the ranks have thrown comes of it
-    all.get();
+    try {
+      all.get();
+    } catch (const LostInPython& lost) {
+      std::rethrow_exception(lost.raised);
+    }
   }
   nb::list all;
   for (auto& [rank, result] : results) all.append(std::move(result));

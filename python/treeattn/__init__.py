@@ -13,3 +13,4 @@ from treeattn._core import __version__ as __version__  # as type checkers ask of
 for _thing in vars(_core).values():
     if isinstance(_thing, type):
         _thing.__module__ = "treeattn"  # as it is called
+del _thing
