@@ -40,8 +40,6 @@ std::size_t product(std::initializer_list<std::int64_t> factors) {
 }
 
 void check(const Shape& shape) {
-  base::require(kernels::takes_head_dim(shape.head_dim), "--head-dim is {}; accepted: {} to {} in steps of {}",
-                shape.head_dim, kernels::kLeastHeadDim, kernels::kMostHeadDim, kernels::kHeadDimStep);
   base::require(shape.heads % shape.kv_heads == 0, "--kv-heads is {}; accepted: numbers that divide --heads, {}",
                 shape.kv_heads, shape.heads);
   const std::int64_t fewest = shape.shortest > 0 ? shape.shortest : shape.tokens;
